@@ -224,6 +224,7 @@ class CollectiveGroup:
         label: str = "",
         single_copy: bool = True,
         channels: int | None = None,
+        network_channels: int | None = None,
         local_world: int | None = None,
         tcp: bool = False,
         interface: str | None = None,

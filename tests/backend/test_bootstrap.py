@@ -66,9 +66,12 @@ def test_any_store_will_do(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lanes", ["9", "0", "many"])
-def test_a_number_of_threads_that_makes_no_sense_is_refused(lanes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("INSTEP_LANES", lanes)
-    with pytest.raises(errors.InvalidCall, match=f"INSTEP_LANES is '{lanes}'\nhint: use a number of threads, 1 to 8"):
+@pytest.mark.parametrize("variable", ["INSTEP_LANES", "INSTEP_NETWORK_LANES"])
+def test_a_number_of_threads_that_makes_no_sense_is_refused(
+    variable: str, lanes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, lanes)
+    with pytest.raises(errors.InvalidCall, match=f"{variable} is '{lanes}'\nhint: use a number of threads, 1 to 8"):
         made(dist.HashStore(), 0, 1)
 
 

@@ -495,6 +495,7 @@ def test_every_collective_in_debug_mode() -> None:
         "INSTEP_TRANSPORT=tcp INSTEP_SECRET=of-the-job INSTEP_ENCRYPT=1 INSTEP_ORDER=canonical",
         "INSTEP_SINGLE_COPY=0",
         "INSTEP_LANES=3",
+        "INSTEP_TRANSPORT=tcp INSTEP_NETWORK_LANES=3",
     ],
 )
 def test_every_collective_another_way(variables: str) -> None:

@@ -8,6 +8,7 @@
 //! tag 7  empty: sums are to be in the order of ranks everywhere
 //! tag 8  the port for messages at those endpoints (2, little endian)
 //! tag 9  empty: what goes over the network is encrypted
+//! tag 10 how many channels it has between hosts (1), and how many bytes one is worth waking for (4, little endian)
 //! ```
 //! Fields with other tags are skipped, so that later versions can add ways to connect.
 
@@ -15,6 +16,7 @@ use std::fmt;
 use std::net::SocketAddr;
 
 use crate::Error;
+use crate::partition::NetworkChannels;
 
 const MAGIC: &[u8] = b"instep\x01";
 const HOST: u8 = 1;
@@ -26,6 +28,7 @@ const ENDPOINT: u8 = 6;
 const CANONICAL: u8 = 7;
 const P2P_PORT: u8 = 8;
 const ENCRYPTED: u8 = 9;
+const CHANNELS: u8 = 10;
 
 /// The most endpoints that an address may have: a rank calls them one after the other.
 const MAX_ENDPOINTS: usize = 64;
@@ -48,6 +51,8 @@ pub struct Address {
     pub(crate) canonical: bool,
     /// It encrypts what it sends over the network, and takes nothing else.
     pub(crate) encrypted: bool,
+    /// What it offers to use between hosts; ranks of versions without them use one.
+    pub(crate) channels: NetworkChannels,
 }
 
 impl Address {
@@ -55,6 +60,8 @@ impl Address {
     pub fn to_bytes(&self) -> Vec<u8> {
         let endpoints: Vec<String> = self.endpoints.iter().map(SocketAddr::to_string).collect();
         let p2p_port = self.p2p_port.to_le_bytes();
+        let [one, two, three, four] = self.channels.least_bytes().to_le_bytes();
+        let channels = [self.channels.count() as u8, one, two, three, four];
         let mut fields: Vec<(u8, &[u8])> = vec![
             (HOST, self.host.as_bytes()),
             (MEMORY, self.memory.as_bytes()),
@@ -72,6 +79,9 @@ impl Address {
         if self.p2p_port != 0 {
             fields.push((P2P_PORT, &p2p_port));
         }
+        if self.channels != NetworkChannels::ONE {
+            fields.push((CHANNELS, &channels));
+        }
         let mut bytes = MAGIC.to_vec();
         for (tag, value) in fields {
             let value = &value[..value.len().min(usize::from(u16::MAX))];
@@ -88,7 +98,7 @@ impl Address {
         let mut rest = bytes.strip_prefix(MAGIC).ok_or(wrong("it does not start as one of this version"))?;
         let (mut host, mut memory, mut socket, mut token, mut network) = (None, None, None, None, None);
         let (mut endpoints, mut canonical, mut p2p_port) = (Vec::new(), false, 0);
-        let mut encrypted = false;
+        let (mut encrypted, mut channels) = (false, NetworkChannels::ONE);
         while let [tag, low, high, after @ ..] = rest {
             let length = usize::from(u16::from_le_bytes([*low, *high]));
             let (value, after) = after.split_at_checked(length).ok_or(wrong("it is cut off"))?;
@@ -106,6 +116,14 @@ impl Address {
                     let port = value.try_into().map_err(|_| wrong("its port for messages has the wrong length"))?;
                     p2p_port = u16::from_le_bytes(port);
                 }
+                CHANNELS => {
+                    let &[count, ref least_bytes @ ..] = value else {
+                        return Err(wrong("its channels have the wrong length"));
+                    };
+                    let least_bytes =
+                        least_bytes.try_into().map_err(|_| wrong("its channels have the wrong length"))?;
+                    channels = NetworkChannels::new(count.into(), u32::from_le_bytes(least_bytes) as usize);
+                }
                 ENDPOINT => {
                     let endpoint = text()?.parse().map_err(|_| wrong("an endpoint is none"))?;
                     if endpoints.len() < MAX_ENDPOINTS {
@@ -119,9 +137,18 @@ impl Address {
             return Err(wrong("it is cut off"));
         }
         match (host, memory, socket, token, network) {
-            (Some(host), Some(memory), Some(socket), Some(token), Some(network)) => {
-                Ok(Address { host, memory, socket, token, network, endpoints, canonical, p2p_port, encrypted })
-            }
+            (Some(host), Some(memory), Some(socket), Some(token), Some(network)) => Ok(Address {
+                host,
+                memory,
+                socket,
+                token,
+                network,
+                endpoints,
+                canonical,
+                p2p_port,
+                encrypted,
+                channels,
+            }),
             _ => Err(wrong("a field is missing")),
         }
     }
@@ -159,6 +186,7 @@ mod tests {
             canonical: false,
             encrypted: false,
             p2p_port: 80,
+            channels: NetworkChannels::ONE,
             endpoints: vec!["127.0.0.1:80".parse().unwrap(), "[::1]:81".parse().unwrap()],
         }
     }
@@ -172,6 +200,21 @@ mod tests {
         assert!(Address::from_bytes(&bytes[..bytes.len() - 1]).is_err());
     }
 
+    #[test]
+    fn channels_are_those_of_the_field_and_one_where_there_is_none() {
+        let channels = |field: &[u8]| {
+            let address = Address::from_bytes(&[&sample().to_bytes()[..], field].concat());
+            address.map(|address| (address.channels.count(), address.channels.least_bytes()))
+        };
+        assert_eq!(channels(&[]).unwrap(), (1, 0));
+        assert_eq!(channels(&[CHANNELS, 5, 0, 4, 0, 1, 0, 0]).unwrap(), (4, 256));
+        assert_eq!(channels(&[CHANNELS, 5, 0, 0, 0, 1, 0, 0]).unwrap(), (1, 0));
+        assert_eq!(channels(&[CHANNELS, 5, 0, 255, 0, 1, 0, 0]).unwrap(), (8, 256));
+        for field in [&[CHANNELS, 0, 0][..], &[CHANNELS, 4, 0, 4, 0, 1, 0], &[CHANNELS, 6, 0, 4, 0, 1, 0, 0, 0]] {
+            assert!(channels(field).unwrap_err().to_string().contains("its channels have the wrong length"));
+        }
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_an_address_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
@@ -180,9 +223,10 @@ mod tests {
         }
 
         #[test]
-        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), ip: [u8; 16], port: u16, p2p_port: u16, (canonical, encrypted) in any::<(bool, bool)>()) {
+        fn addresses_survive_the_store(host in "\\PC{0,40}", token in any::<[u8; 16]>(), ip: [u8; 16], port: u16, p2p_port: u16, (canonical, encrypted) in any::<(bool, bool)>(), (count, least_bytes) in any::<(u8, u32)>()) {
             let endpoints = vec![(ip, port).into(), ([1, 2, 3, 4], port).into()];
-            let address = Address { host, token, endpoints, canonical, encrypted, p2p_port, ..sample() };
+            let channels = NetworkChannels::new(count.into(), least_bytes as usize);
+            let address = Address { host, token, endpoints, canonical, encrypted, p2p_port, channels, ..sample() };
             prop_assert_eq!(Address::from_bytes(&address.to_bytes()).unwrap(), address);
         }
     }

@@ -48,6 +48,7 @@ impl Group {
         }
         local_address.canonical = options.canonical;
         local_address.encrypted = options.encrypt;
+        local_address.channels = options.offered_channels();
         if let Some(island) = &options.island {
             local_address.memory = format!("{}/{island}", local_address.memory);
         }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use instep_recorder::GroupRecorder;
 
-use crate::{NewestGeneration, Secret};
+use crate::partition::NetworkChannels;
+use crate::{NewestGeneration, Secret, partition};
 
 /// How a group works. All ranks must use the same `slot_bytes`.
 #[derive(Clone, Debug)]
@@ -24,6 +25,11 @@ pub struct Options {
     pub channels: Option<usize>,
     /// What each of them moves at least. All ranks do as the most modest of them.
     pub channel_bytes: usize,
+    /// How many threads of a rank, with connections of their own, share the work of a large operation between hosts, up to
+    /// eight; unless given, one for each core that a rank has, up to four. All ranks do as the most modest of them.
+    pub network_channels: Option<usize>,
+    /// What each of them moves at least. All ranks do as the most modest of them.
+    pub network_channel_bytes: usize,
     /// How many ranks of the job share the cores of this host; those of the group unless given.
     pub local_world: Option<usize>,
     /// What the bytes travel through.
@@ -45,6 +51,17 @@ pub struct Options {
     pub island: Option<String>,
 }
 
+impl Options {
+    /// What a rank offers to use between hosts. Where nobody says how many ranks share the cores, it has them for itself.
+    pub(crate) fn offered_channels(&self) -> NetworkChannels {
+        let ours = || {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            partition::channels(self.local_world.unwrap_or(1), cores)
+        };
+        NetworkChannels::new(self.network_channels.unwrap_or_else(ours), self.network_channel_bytes)
+    }
+}
+
 /// What the bytes of a group travel through.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransportChoice {
@@ -64,6 +81,8 @@ impl Default for Options {
             slot_bytes: 1 << 20,
             channels: None,
             channel_bytes: 512 << 10,
+            network_channels: None,
+            network_channel_bytes: 512 << 10,
             local_world: None,
             transport: TransportChoice::Automatic,
             interface: None,

@@ -13,6 +13,9 @@ const LINE_BYTES: usize = 64;
 
 /// Channels unless somebody asks for more.
 const DEFAULT_CHANNELS: usize = 4;
+/// The most that a rank has for collectives between hosts, and how many connections they may take together.
+const MAX_NETWORK_CHANNELS: usize = 8;
+const MAX_NETWORK_CONNECTIONS: usize = 64;
 
 /// A part of a buffer, cut into steps. Never empty: an operation on nothing has one step that moves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,6 +85,54 @@ pub(crate) fn share(bytes: usize, element: usize, channels: usize, channel: usiz
 /// How many threads of each of so many ranks may work on one operation: as many as each has cores.
 pub(crate) fn channels(ranks: usize, cores: usize) -> usize {
     (cores / ranks).clamp(1, DEFAULT_CHANNELS)
+}
+
+/// How many channels ranks have for collectives between hosts, and what each must have to move to be worth waking. Also what a
+/// rank offers: then all do as the most modest of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NetworkChannels {
+    count: u8,
+    least_bytes: u32,
+}
+
+impl NetworkChannels {
+    /// One channel for everything.
+    pub(crate) const ONE: NetworkChannels = NetworkChannels { count: 1, least_bytes: 0 };
+
+    pub(crate) fn new(count: usize, least_bytes: usize) -> NetworkChannels {
+        let least_bytes = u32::try_from(least_bytes).unwrap_or(u32::MAX);
+        match count.clamp(1, MAX_NETWORK_CHANNELS) {
+            1 => NetworkChannels::ONE,
+            count => NetworkChannels { count: count as u8, least_bytes },
+        }
+    }
+
+    /// What ranks have that offer these, where each is connected with so many others: many connections are enough to fill a
+    /// network, and a process may not open any number.
+    pub(crate) fn agreed(offers: impl Iterator<Item = NetworkChannels>, peers: usize) -> NetworkChannels {
+        let most = NetworkChannels::new(MAX_NETWORK_CONNECTIONS / peers.max(1), 0);
+        offers.fold(most, |one, other| {
+            let least_bytes = one.least_bytes.max(other.least_bytes);
+            NetworkChannels::new(one.count().min(other.count()), least_bytes as usize)
+        })
+    }
+
+    pub(crate) fn count(self) -> usize {
+        usize::from(self.count)
+    }
+
+    pub(crate) fn numbers(self) -> Range<u8> {
+        0..self.count
+    }
+
+    pub(crate) fn least_bytes(self) -> u32 {
+        self.least_bytes
+    }
+
+    /// How many of them take part in moving so many bytes.
+    pub(crate) fn worth(self, bytes: usize) -> usize {
+        (bytes / (self.least_bytes as usize).max(1)).clamp(1, self.count())
+    }
 }
 
 /// How much of a slot a step uses: what stays in the private caches until the others have read it, or four times as much
@@ -188,6 +239,21 @@ mod tests {
     fn channels_have_a_core_each() {
         let found = [(2, 2), (2, 7), (2, 16), (8, 16), (16, 8), (1, 64)].map(|(ranks, cores)| channels(ranks, cores));
         assert_eq!(found, [1, 3, 4, 2, 1, 4]);
+    }
+
+    #[test]
+    fn ranks_have_as_many_network_channels_as_the_most_modest_offers() {
+        let agreed = |offers: &[(usize, usize)], peers| {
+            NetworkChannels::agreed(offers.iter().map(|(count, least)| NetworkChannels::new(*count, *least)), peers)
+        };
+        let found = agreed(&[(4, 10), (3, 30), (8, 20)], 1);
+        assert_eq!((found.count(), found.least_bytes()), (3, 30));
+        assert_eq!([0, 29, 59, 60, 89, 90, 1000].map(|bytes| found.worth(bytes)), [1, 1, 1, 2, 2, 3, 3]);
+        assert_eq!(agreed(&[(4, 10), (1, 10)], 1), NetworkChannels::ONE);
+        // No more than so many connections for each rank.
+        assert_eq!([1, 16, 21, 32, 64, 300].map(|peers| agreed(&[(4, 1), (4, 1)], peers).count()), [4, 4, 3, 2, 1, 1]);
+        assert_eq!(NetworkChannels::new(0, 5), NetworkChannels::ONE);
+        assert_eq!(NetworkChannels::new(usize::MAX, usize::MAX).count(), MAX_NETWORK_CHANNELS);
     }
 
     #[test]

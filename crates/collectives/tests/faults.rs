@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use instep_collectives::{
     Address, Bound, DataType, Error, Group, Noticed, Operation, Options, Output, Rank, Reduction, Source, Target,
 };
-use ranks::{PATIENCE, alone, channels, options, tcp, threads};
+use ranks::{PATIENCE, alone, channels, encrypted, in_network_channels, options, tcp, threads};
 
 /// A call that one rank makes otherwise than the rest.
 type Call = fn(&Group) -> Result<(), Error>;
@@ -83,7 +83,7 @@ fn ranks_that_call_different_operations_all_get_an_error_that_names_both() {
 
 #[test]
 fn a_timeout_names_the_late_ranks() {
-    for options in [options(false), tcp()] {
+    for options in [options(false), tcp(), in_network_channels(tcp())] {
         let late = Options { timeout: Duration::from_millis(150), ..options.clone() };
         let over = Barrier::new(4);
         let errors = threads(4, &late, |group| {
@@ -127,7 +127,7 @@ fn a_rank_that_leaves_is_named_at_once() {
 
 #[test]
 fn ranks_that_leave_after_the_last_operation_disturb_nobody() {
-    for options in [options(false), tcp()] {
+    for options in [options(false), tcp(), in_network_channels(tcp())] {
         for round in 0..20 {
             let root = Rank(round % 4);
             threads(4, &options, |group| {
@@ -142,7 +142,7 @@ fn ranks_that_leave_after_the_last_operation_disturb_nobody() {
 
 #[test]
 fn abort_returns_at_once_and_fails_what_is_in_flight_here_and_there() {
-    for options in [options(false), tcp()] {
+    for options in [options(false), tcp(), in_network_channels(tcp())] {
         let started = Barrier::new(2);
         let over = Barrier::new(2);
         threads(2, &options, |group| {
@@ -177,7 +177,7 @@ fn abort_returns_at_once_and_fails_what_is_in_flight_here_and_there() {
 
 #[test]
 fn dropping_a_group_ends_what_is_queued() {
-    for options in [options(false), tcp()] {
+    for options in [options(false), tcp(), in_network_channels(tcp())] {
         threads(2, &options, |group| {
             if group.rank() == Rank(0) {
                 // SAFETY: no memory is involved.
@@ -191,10 +191,12 @@ fn dropping_a_group_ends_what_is_queued() {
 
 #[test]
 fn a_forked_child_that_drops_its_copy_does_not_leave_for_its_parent() {
-    for options in [options(false), tcp()] {
+    for options in [options(false), tcp(), in_network_channels(tcp())] {
         threads(2, &options, |group| {
             // SAFETY: no memory is involved. Starts the worker, too, which the child does not have.
             unsafe { group.submit(Operation::Barrier) }.unwrap().wait(PATIENCE).unwrap();
+            // And the threads of channels, where it has some.
+            group.all_reduce(&mut vec![1f32; 30_000], Reduction::Sum).unwrap();
             if group.rank() == Rank(0) {
                 // SAFETY: the child only drops its copy of the group and goes.
                 let child = unsafe { libc::fork() };
@@ -208,6 +210,7 @@ fn a_forked_child_that_drops_its_copy_does_not_leave_for_its_parent() {
                 assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
                 assert_eq!(status, 0);
             }
+            group.all_reduce(&mut vec![1f32; 30_000], Reduction::Sum).unwrap();
             all_reduce(&group).unwrap();
         });
     }
@@ -305,6 +308,64 @@ fn a_thousand_reconfigurations_over_tcp_leak_nothing_either() {
     if alone("a_thousand_reconfigurations_over_tcp_leak_nothing_either") {
         reconfigure(&tcp(), 1000);
     }
+}
+
+#[test]
+fn reconfigurations_leave_no_connection_and_no_thread_of_any_channel() {
+    if alone("reconfigurations_leave_no_connection_and_no_thread_of_any_channel") {
+        reconfigure(&in_network_channels(tcp()), 200);
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_in_the_middle_of_a_large_operation_is_named_at_once() {
+    for options in [in_network_channels(tcp()), in_network_channels(encrypted())] {
+        let errors = threads(3, &options, |group| {
+            let mut values = vec![1f32; 3_000_000];
+            group.all_reduce(&mut values, Reduction::Sum).unwrap();
+            if group.rank() == Rank(1) {
+                let (input, output) = (Source::of(&values), Target::of(&mut values));
+                let operation = Operation::AllReduce { input, output, dtype: DataType::F32, reduction: Reduction::Max };
+                // SAFETY: the values outlive the group, which waits for the end of what is under way.
+                let ticket = unsafe { group.submit(operation) }.unwrap();
+                drop(group);
+                return ticket.wait(PATIENCE).err();
+            }
+            let started = Instant::now();
+            let error = loop {
+                if let Err(error) = group.all_reduce(&mut values, Reduction::Max) {
+                    break error;
+                }
+            };
+            assert!(started.elapsed() < Duration::from_secs(10));
+            Some(error)
+        });
+        for error in [&errors[0], &errors[2]] {
+            let of_rank_1 =
+                matches!(error, Some(Error::PeerLost { rank: Rank(1), .. } | Error::Aborted { by: Rank(1) }));
+            assert!(of_rank_1, "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_offers_one_channel_works_with_ranks_that_offer_several() {
+    let one = || Options { network_channels: Some(1), ..tcp() };
+    let several = || in_network_channels(tcp());
+    let bound: Vec<Bound> = [one(), several(), several()].map(|options| Group::bind(options).unwrap()).into();
+    bound.iter().for_each(|bound| bound.open_to_network().unwrap());
+    let addresses: Vec<Address> = bound.iter().map(|bound| bound.address().clone()).collect();
+    std::thread::scope(|scope| {
+        for (rank, bound) in bound.into_iter().enumerate() {
+            let addresses = &addresses;
+            scope.spawn(move || {
+                let group = bound.connect(Rank(rank), addresses, 0, PATIENCE).unwrap();
+                let mut values = vec![1i32; 100_000];
+                group.all_reduce(&mut values, Reduction::Sum).unwrap();
+                assert!(values.iter().all(|value| *value == 3));
+            });
+        }
+    });
 }
 
 #[test]
@@ -499,20 +560,25 @@ fn a_rank_without_a_network_gets_a_hint_to_open_it() {
 
 #[test]
 fn errors_of_a_channel_name_the_whole_call() {
-    let options = channels();
-    let errors = threads(3, &options, |group| {
+    for options in [channels(), in_network_channels(tcp())] {
+        errors_name_the_whole_call(&options);
+    }
+}
+
+fn errors_name_the_whole_call(options: &Options) {
+    let errors = threads(3, options, |group| {
         let mut values = vec![1f32; 30_000 + group.rank().0 / 2];
         group.all_reduce(&mut [1f32; 30_000], Reduction::Sum).unwrap();
         group.all_reduce(&mut values, Reduction::Sum).unwrap_err().to_string()
     });
     assert!(errors.iter().all(|error| error.contains("30000 × f32") && error.contains("30001 × f32")), "{errors:?}");
-    let errors = threads(3, &options, |group| all_to_all(&group, 9000, 9000 + group.rank().0 / 2).unwrap_err());
+    let errors = threads(3, options, |group| all_to_all(&group, 9000, 9000 + group.rank().0 / 2).unwrap_err());
     let sizes = |error: &Error| {
         ["9000 × bytes to rank 2", "9001 × bytes from rank"].iter().all(|size| error.to_string().contains(size))
     };
     assert!(errors.iter().all(sizes), "{errors:?}");
     let late = Barrier::new(3);
-    let errors = threads(3, &options, |group| {
+    let errors = threads(3, options, |group| {
         if group.rank().0 == 1 {
             late.wait();
             return String::new();

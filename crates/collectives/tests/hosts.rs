@@ -5,7 +5,9 @@ mod ranks;
 use std::time::{Duration, Instant};
 
 use instep_collectives::{Address, Bound, DataType, Error, Group, Options, Rank, Reduction, Secret};
-use ranks::{check_all_to_all, check_moves, check_operations, check_reduction, options, threads_on};
+use ranks::{
+    check_all_to_all, check_moves, check_operations, check_reduction, in_network_channels, options, threads_on,
+};
 
 /// Even and uneven hosts, ranks side by side and dealt out in turns.
 const HOSTS: [&str; 8] = ["aab", "abb", "aabb", "abab", "aaabbc", "abcabc", "abbbb", "aabbccdd"];
@@ -36,33 +38,35 @@ fn every_reduction_and_type_in_two_levels() {
 
 #[test]
 fn long_buffers_go_through_the_stages_in_chunks() {
-    threads_on("aabb", &options(true), |group| {
-        // More than a chunk, and no whole number of anything.
-        check_reduction(&group, DataType::F32, Reduction::Max, 2_500_003);
-        check_moves(&group, DataType::Bytes, 3_000_001);
-        check_all_to_all(&group, DataType::Bytes, 300_001);
-    });
+    for options in [options(true), in_network_channels(options(true))] {
+        threads_on("aabb", &options, |group| {
+            // More than a chunk, and no whole number of anything.
+            check_reduction(&group, DataType::F32, Reduction::Max, 2_500_003);
+            check_moves(&group, DataType::Bytes, 3_000_001);
+            check_all_to_all(&group, DataType::Bytes, 300_001);
+        });
+    }
 }
 
 #[test]
 fn sums_have_the_same_bits_on_every_rank_and_from_run_to_run() {
-    let sum = || {
-        threads_on("aabbc", &options(false), |group| {
+    let sum = |options: Options| {
+        threads_on("aabbc", &options, |group| {
             let rank = group.rank().0 as f32;
             let mut values: Vec<f32> = (0..70_001).map(|at| (at as f32 + 1.0) / (rank + 3.0)).collect();
             group.all_reduce(&mut values, Reduction::Sum).unwrap();
             values.into_iter().map(f32::to_bits).collect::<Vec<_>>()
         })
     };
-    let (first, second) = (sum(), sum());
+    let (first, second) = (sum(options(false)), sum(in_network_channels(options(false))));
     assert!(first.iter().all(|bits| *bits == first[0]));
     assert_eq!(first, second);
 }
 
 #[test]
 fn the_canonical_order_gives_the_same_bits_on_every_topology() {
-    let sum = |hosts: &str, count: usize| {
-        let canonical = Options { canonical: true, ..options(false) };
+    let sum = |hosts: &str, count: usize, options: Options| {
+        let canonical = Options { canonical: true, ..options };
         let mut found = threads_on(hosts, &canonical, |group| {
             let (rank, world) = (group.rank().0 as f32, group.world_size());
             let mut values: Vec<f32> = (0..count).map(|at| (at as f32 + 1.0) / (rank + 3.0)).collect();
@@ -78,9 +82,11 @@ fn the_canonical_order_gives_the_same_bits_on_every_topology() {
         (found.remove(0), rest)
     };
     for count in [100, 30_000] {
-        let alone = sum("aaaa", count);
+        let alone = sum("aaaa", count, options(false));
         for hosts in ["aabb", "abab", "abbb", "abcd", "aabc"] {
-            assert!(sum(hosts, count) == alone, "{hosts}, {count}");
+            for options in [options(false), in_network_channels(options(false))] {
+                assert!(sum(hosts, count, options) == alone, "{hosts}, {count}");
+            }
         }
     }
 }

@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use instep_collectives::{Address, Error, Group, Noticed, Rank, Reduction, Source, Target, Ticket};
+use instep_collectives::{Address, Error, Group, Noticed, Options, Rank, Reduction, Source, Target, Ticket};
 use ranks::{PATIENCE, alone, options, threads_on};
 
 /// One rank in each host, several in some, and hosts of different sizes.
@@ -57,7 +57,8 @@ fn a_connection_for_messages_is_opened_by_the_first_one() {
         return;
     }
     let step = Barrier::new(4);
-    threads_on("aabb", &options(false), |group| {
+    let options = Options { network_channels: Some(1), ..options(false) };
+    threads_on("aabb", &options, |group| {
         let rank = group.rank().0;
         group.barrier().unwrap();
         // Two rails, and the first ranks of both hosts have heartbeats: three connections with two ends each.

@@ -8,8 +8,8 @@ use instep_collectives::{
     Address, DataType, Error, Group, Operation, Options, Output, Rank, Reduction, Source, Target,
 };
 use ranks::{
-    PATIENCE, check_all_to_all, check_moves, check_operations, check_reduction, every_path, exchange_addresses, tcp,
-    threads,
+    PATIENCE, check_all_to_all, check_moves, check_operations, check_reduction, encrypted, every_path,
+    exchange_addresses, in_network_channels, tcp, threads,
 };
 
 /// Nothing, one, odd numbers, and enough for several steps or the path of large buffers.
@@ -57,6 +57,16 @@ fn five_to_nine_ranks_over_tcp() {
 }
 
 #[test]
+fn one_to_four_ranks_over_several_connections_each() {
+    sample(5, 2..=4);
+}
+
+#[test]
+fn five_to_nine_ranks_over_several_connections_each() {
+    sample(5, 5..=9);
+}
+
+#[test]
 fn one_to_four_ranks_with_several_threads_each() {
     sample(3, 1..=4);
 }
@@ -89,10 +99,12 @@ fn every_operation_type_reduction_world_length_and_path() {
 
 #[test]
 fn long_buffers_take_several_steps_over_tcp() {
-    threads(3, &tcp(), |group| {
-        // More than a step of a reduction, and an odd number.
-        check_operations(&group, DataType::I16, 2_200_003);
-    });
+    for options in [tcp(), in_network_channels(encrypted())] {
+        threads(3, &options, |group| {
+            // More than a step of a reduction, and an odd number.
+            check_operations(&group, DataType::I16, 2_200_003);
+        });
+    }
 }
 
 #[test]
@@ -113,6 +125,40 @@ fn sums_have_the_same_bits_on_every_rank_and_path() {
         // Shorter buffers take other paths; an element does not depend on how many follow it.
         for options in every_path() {
             assert_eq!(arena[..1000], sum(&options, world, 1000));
+        }
+    }
+}
+
+/// Of every type and reduction, with numbers that are not added up the same in another order.
+#[test]
+fn no_bit_depends_on_the_number_of_connections() {
+    let reduce = |options: &Options, dtype: DataType, reduction: Reduction| {
+        threads(3, options, |group| {
+            let bytes = |rank: usize| -> Vec<u8> {
+                let value = |at: usize| ((at * 31 + rank * 977) as f32).sin() * 3.0;
+                let short = |at: usize| ((at * 31 + rank * 977) % 0x7b00) as u16;
+                match dtype {
+                    DataType::F32 | DataType::Complex64 => (0..30_000).flat_map(|at| value(at).to_ne_bytes()).collect(),
+                    DataType::F64 | DataType::Complex128 => {
+                        (0..15_000).flat_map(|at| f64::from(value(at)).sqrt().abs().to_ne_bytes()).collect()
+                    }
+                    DataType::Bool => (0..120_000).map(|at| u8::from(short(at) % 2 == 1)).collect(),
+                    _ => (0..60_000).flat_map(|at| short(at).to_ne_bytes()).collect(),
+                }
+            };
+            let (own, mut output) = (bytes(group.rank().0), vec![0u8; 120_000]);
+            let operation =
+                Operation::AllReduce { input: Source::of(&own), output: Target::of(&mut output), dtype, reduction };
+            // SAFETY: the buffers outlive the call.
+            unsafe { group.run(operation) }.unwrap();
+            output
+        })
+    };
+    for dtype in DataType::ALL {
+        for reduction in Reduction::ALL.into_iter().filter(|reduction| reduction.check(dtype).is_ok()) {
+            let one = reduce(&Options { network_channels: Some(1), ..tcp() }, dtype, reduction);
+            let several = reduce(&in_network_channels(tcp()), dtype, reduction);
+            assert!(one == several, "{} of {}", reduction.name(), dtype.name());
         }
     }
 }

@@ -20,6 +20,7 @@ const SHM: usize = 0;
 const SINGLE_COPY: usize = 1;
 const TCP: usize = 2;
 const CHANNELS: usize = 3;
+const NETWORK_CHANNELS: usize = 5;
 
 /// Processes of this test program, each a rank; they speak in lines of capitals.
 struct Ranks {
@@ -55,7 +56,7 @@ impl Ranks {
             processes.push((process, input, receiver));
         }
         let mut ranks = Ranks { processes };
-        for _ in 0..if path == TCP { 2 } else { 1 } {
+        for _ in 0..if [TCP, NETWORK_CHANNELS].contains(&path) { 2 } else { 1 } {
             let addresses: Vec<String> = (0..world).map(|rank| ranks.expect_line(rank, "ADDRESS ")).collect();
             for (_, input, _) in &mut ranks.processes {
                 writeln!(input, "{}", addresses.join(" ")).unwrap();
@@ -193,7 +194,7 @@ fn where_the_kernel_forbids_reading_peers_the_results_are_the_same() {
 #[test]
 fn processes_get_the_same_results_on_every_path() {
     for world in [2, 3, 5] {
-        for path in [SHM, SINGLE_COPY, TCP, CHANNELS] {
+        for path in [SHM, SINGLE_COPY, TCP, CHANNELS, NETWORK_CHANNELS] {
             let mut ranks = Ranks::start(world, "table", path);
             let used: Vec<String> = (0..world).map(|rank| ranks.expect_line(rank, "DONE ")).collect();
             // Whether the kernel permits it is not ours to say, but the ranks must agree.
@@ -223,6 +224,8 @@ fn survivors_of_kill_9_name_the_lost_rank_and_go_on_without_it() {
         (4, 1, TCP),
         (2, 1, CHANNELS),
         (3, 0, CHANNELS),
+        (2, 1, NETWORK_CHANNELS),
+        (4, 2, NETWORK_CHANNELS),
     ];
     for (world, killed, path) in cases {
         let mut ranks = Ranks::start(world, "reduce", path);
@@ -239,7 +242,7 @@ fn survivors_of_kill_9_name_the_lost_rank_and_go_on_without_it() {
             assert_eq!(parts.next().unwrap(), killed.to_string());
             let message = parts.next().unwrap();
             assert!(message.contains("all_reduce(2000000 × f32, MAX)"), "{message}");
-            let how = if path == TCP { "its connection was " } else { "its process ended" };
+            let how = if [TCP, NETWORK_CHANNELS].contains(&path) { "its connection was " } else { "its process ended" };
             assert!(message.contains(how), "{message}");
             // 100 ms are promised to ranks that get to run; these share their cores with other tests.
             let took = Duration::from_micros((received_at - killed_at) as u64);

@@ -4,7 +4,7 @@ mod ranks;
 
 use instep_collectives::{DataType, Options, Reduction};
 use proptest::prelude::*;
-use ranks::{check_operations, options, threads_on};
+use ranks::{check_operations, in_network_channels, options, threads_on};
 
 /// A letter for the host of each rank, in any order, as many as it may be.
 fn topologies() -> impl Strategy<Value = String> {
@@ -47,13 +47,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_operation_is_right_on_random_hosts(hosts in topologies(), count in 0usize..3000, canonical: bool) {
+    fn every_operation_is_right_on_random_hosts(hosts in topologies(), count in 0usize..3000, (canonical, channels) in any::<(bool, bool)>()) {
         let expected = if canonical {
             sum(&(0..hosts.len()).map(|rank| values(rank, count)).collect::<Vec<_>>())
         } else {
             sum_by_host(&hosts, count)
         };
-        let found = threads_on(&hosts, &Options { canonical, ..options(false) }, |group| {
+        let options = Options { canonical, ..options(false) };
+        let options = if channels { in_network_channels(options) } else { options };
+        let found = threads_on(&hosts, &options, |group| {
             check_operations(&group, DataType::I64, count);
             check_operations(&group, DataType::F32, count / 7);
             let mut own = values(group.rank().0, count);

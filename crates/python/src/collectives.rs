@@ -344,12 +344,12 @@ impl CollectiveGroup {
 #[pymethods]
 impl CollectiveGroup {
     /// Listen for the other ranks. `label` is added to errors; `single_copy`: whether peers may read each other's memory; `channels`:
-    /// how many threads share the work of a large operation, and `local_world`, how many ranks of the job share the cores if
-    /// that is not given; `tcp`: TCP also inside a host; `interface`: the network interfaces to be reached at; `secret`: what ranks of other hosts must
+    /// how many threads share the work of a large operation inside a host, `network_channels` between hosts, and `local_world`, how many
+    /// ranks of the job share the cores if those are not given; `tcp`: TCP also inside a host; `interface`: the network interfaces to be reached at; `secret`: what ranks of other hosts must
     /// know; `canonical`: sums in the order of ranks whatever the hosts; `recorder`: where operations are
     /// written down, as those of the group `name` with these ranks of the job, none for all.
     #[new]
-    #[pyo3(signature = (*, timeout, label="", single_copy=true, channels=None, local_world=None, tcp=false, interface=None, secret=None,
+    #[pyo3(signature = (*, timeout, label="", single_copy=true, channels=None, network_channels=None, local_world=None, tcp=false, interface=None, secret=None,
         encrypt=false, canonical=false, recorder=None, name="", ranks=Vec::new()))]
     #[expect(clippy::too_many_arguments, reason = "they are keywords in Python")]
     fn new(
@@ -358,6 +358,7 @@ impl CollectiveGroup {
         label: &str,
         single_copy: bool,
         channels: Option<usize>,
+        network_channels: Option<usize>,
         local_world: Option<usize>,
         tcp: bool,
         interface: Option<String>,
@@ -374,6 +375,7 @@ impl CollectiveGroup {
             timeout,
             single_copy,
             channels,
+            network_channels,
             local_world,
             interface,
             secret,

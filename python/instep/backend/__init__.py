@@ -15,7 +15,8 @@ CUDA tensors travel through the host's memory.
 Environment, read whenever a group is made:
 
     INSTEP_SINGLE_COPY=0     long messages are sent also where ranks may read each other's memory
-    INSTEP_LANES=1           how many threads of a rank share a large tensor; otherwise up to four, as it has cores
+    INSTEP_LANES=1           threads of a rank that share a large tensor in a host; up to four unless given
+    INSTEP_NETWORK_LANES=1   the same between hosts, with a connection for each thread
     INSTEP_TRANSPORT=tcp     TCP also between ranks of one host; otherwise only if they do not all share memory
     INSTEP_SOCKET_IFNAME=eth0  the network interfaces to be reached at, with commas between; all unless given
     INSTEP_SECRET=…          what ranks of other hosts must know to be let in; set by `instep run` where you do not

@@ -111,7 +111,8 @@ class Link:
             timeout=self.seconds,
             label=label,
             single_copy=os.environ.get("INSTEP_SINGLE_COPY", "1") != "0",
-            channels=_channels(),
+            channels=_channels("INSTEP_LANES"),
+            network_channels=_channels("INSTEP_NETWORK_LANES"),
             local_world=_number("LOCAL_WORLD_SIZE"),
             tcp=_transport() == "tcp",
             interface=os.environ.get("INSTEP_SOCKET_IFNAME") or self._interface or None,
@@ -351,11 +352,11 @@ def members(store: Store, global_ranks: Sequence[int]) -> Store:
     return PrefixStore(digest, store)
 
 
-def _channels() -> int | None:
+def _channels(variable: str) -> int | None:
     """How many threads the user wants to share the work of a large operation."""
-    channels, given = _number("INSTEP_LANES"), os.environ.get("INSTEP_LANES")
+    channels, given = _number(variable), os.environ.get(variable)
     if given and (channels is None or channels > MAX_CHANNELS):
-        raise InvalidCall(f"INSTEP_LANES is {given!r}\nhint: use a number of threads, 1 to {MAX_CHANNELS}")
+        raise InvalidCall(f"{variable} is {given!r}\nhint: use a number of threads, 1 to {MAX_CHANNELS}")
     return channels
 
 

@@ -27,16 +27,18 @@ use std::time::{Duration, Instant};
 use crate::abort::{Abort, AbortFlag, AbortReason, Position};
 use crate::deadline::Deadline;
 use crate::operation::{Operation, Target, Whole};
+use crate::partition::NetworkChannels;
 use crate::schedule::Topology;
 use crate::shm::transport::{ShmTransport, Work};
 use crate::sync::{ForkGuard, MAX_TIMEOUT, until};
+use crate::tcp::TcpMembership;
 use crate::tcp::bootstrap::TcpBootstrap;
+use crate::tcp::channels::TcpChannels;
 use crate::tcp::handshake::Membership;
 use crate::tcp::heartbeat::Heartbeat;
 use crate::tcp::setup::WantedConnection;
 use crate::tcp::stream::Stream;
 use crate::tcp::wire::Purpose;
-use crate::tcp::{TcpMembership, TcpTransport};
 use crate::ticket::Output;
 use crate::transport::Transport;
 use crate::{Address, DataType, Error, Rank, Secret};
@@ -60,6 +62,11 @@ impl NetworkContext {
         Membership { rank, addresses, generation, secret: secret.as_ref(), encrypt }
     }
 
+    /// How many channels a transport of so many members has.
+    pub(crate) fn channels(&self, members: usize) -> NetworkChannels {
+        NetworkChannels::agreed(self.addresses.iter().map(|address| address.channels), members - 1)
+    }
+
     /// By rank.
     fn hosts(&self) -> Vec<String> {
         self.addresses.iter().map(|address| address.host.clone()).collect()
@@ -75,9 +82,9 @@ pub(crate) struct HierarchicalTransport {
     /// The ranks of this host.
     local: ShmTransport,
     /// The ranks of the same number in other hosts; none where the smallest host has no such rank.
-    rail: Option<TcpTransport>,
+    rail: Option<TcpChannels>,
     /// All ranks, once an operation needs them.
-    flat: Option<TcpTransport>,
+    flat: Option<TcpChannels>,
     network: NetworkContext,
     abort_flag: Arc<AbortFlag>,
     completed: u64,
@@ -116,22 +123,20 @@ impl StageContext {
 }
 
 /// The connections that a rank of this topology has to have for collectives.
-pub(crate) fn wanted(topology: &Topology, rank: Rank) -> Vec<WantedConnection> {
+pub(crate) fn wanted(topology: &Topology, rank: Rank, channels: NetworkChannels) -> Vec<WantedConnection> {
     let number = topology.local(rank);
     let rail = if number.0 < topology.rails() { topology.rail(number) } else { Vec::new() };
-    rail.into_iter()
-        .filter(|peer| *peer != rank)
-        .map(|peer| WantedConnection { peer, purpose: Purpose::Rail })
-        .collect()
+    let peers = rail.into_iter().filter(|peer| *peer != rank);
+    WantedConnection::in_channels(peers, channels, Purpose::Rail)
 }
 
 impl HierarchicalTransport {
-    /// `local` is connected already; `connections` are those of the rail, by the group's ranks.
+    /// `local` is connected already; `connections` are those of the rail in every channel, by the group's ranks.
     pub(crate) fn new(
         rank: Rank,
         topology: Topology,
         local: ShmTransport,
-        mut connections: Vec<Option<Stream>>,
+        connections: Vec<Vec<Option<Stream>>>,
         network: NetworkContext,
         timeout: Duration,
     ) -> Result<HierarchicalTransport, Error> {
@@ -156,10 +161,14 @@ impl HierarchicalTransport {
         };
         if number.0 < transport.topology.rails() {
             let members = transport.topology.rail(number);
-            let connections = members.iter().map(|member| connections[member.0].take()).collect();
-            let membership = transport.membership(transport.topology.host(rank), members);
+            let channels = transport.network.channels(members.len());
+            let of_rail = |mut connections: Vec<Option<Stream>>| -> Vec<Option<Stream>> {
+                members.iter().map(|member| connections[member.0].take()).collect()
+            };
+            let connections = connections.into_iter().map(of_rail).collect();
+            let membership = transport.membership(transport.topology.host(rank), members.clone());
             let left = until(deadline);
-            let rail = TcpTransport::new(connections, membership, transport.agreed, left)?;
+            let rail = TcpChannels::new(connections, &membership, channels, transport.agreed, left)?;
             transport.agreed = rail.agreed();
             transport.rail = Some(rail);
         }
@@ -261,16 +270,18 @@ impl HierarchicalTransport {
         if self.flat.is_none() {
             self.host_barrier(context)?;
             let (rank, world) = (self.rank, self.world());
+            let channels = self.network.channels(world);
             let bootstrap = TcpBootstrap {
                 listener: &self.network.listener,
                 membership: self.network.membership(rank),
-                wanted: &WantedConnection::to_all(rank, world, Purpose::Collectives),
+                wanted: &WantedConnection::in_channels(rank.others(world), channels, Purpose::Collectives),
                 timeout: context.whole.timeout,
                 deadline: Deadline::fixed(context.deadline),
             };
-            let connections = bootstrap.run()?.take(Purpose::Collectives, world);
+            let connections = bootstrap.run()?.take_channels(Purpose::Collectives, channels, world);
             let membership = self.membership(rank.0, Rank::all(world).collect());
-            self.flat = Some(TcpTransport::new(connections, membership, None, context.left(WaitsFor::Hosts))?);
+            let left = context.left(WaitsFor::Hosts);
+            self.flat = Some(TcpChannels::new(connections, &membership, channels, None, left)?);
         }
         let Some(flat) = &mut self.flat else { return Ok(()) };
         let result = flat.run_part(operation, &context.whole, context.left(WaitsFor::Hosts));

@@ -50,8 +50,9 @@ pub(crate) fn schedule(collective: &Collective, world: usize, rank: usize, sizes
                 builder.keep_own(bytes);
             }
         }
-        Collective::AllToAll { ref sends, ref expects } => {
-            builder.direct(|from, to| if from == rank { sends[to] } else { expects[from] });
+        Collective::AllToAll { ref sends, ref expects, with_all } => {
+            let bytes = |from: usize, to: usize| if from == rank { sends[to] } else { expects[from] };
+            builder.messages(bytes, usize::from(with_all));
             builder.keep_own(sends[rank].min(expects[rank]));
         }
         Collective::Barrier => builder.direct(|_, _| 0),
@@ -90,20 +91,30 @@ impl Builder {
 
     /// So many bytes from each member to each other, out of its input for that one into the output for this one.
     fn direct(&mut self, bytes: impl Fn(usize, usize) -> usize) {
+        self.messages(bytes, 1);
+    }
+
+    /// As [`Builder::direct`], in at least so many messages: one or none where there are no bytes.
+    fn messages(&mut self, bytes: impl Fn(usize, usize) -> usize, least: usize) {
         let (rank, message) = (self.rank, self.sizes.message);
-        let pair = |peer: usize| [(rank, peer), (peer, rank)].map(|(from, to)| Cut::new(bytes(from, to), 1, message));
-        let rounds = self.peers().flat_map(pair).map(|cut| cut.steps()).max().unwrap_or(0);
+        let cut = |from: usize, to: usize| {
+            let bytes = bytes(from, to);
+            let cut = Cut::new(bytes, 1, message);
+            (cut, if bytes == 0 { least } else { cut.steps() })
+        };
+        let pair = |peer: usize| [cut(rank, peer), cut(peer, rank)];
+        let rounds = self.peers().flat_map(pair).map(|(_, steps)| steps).max().unwrap_or(0);
         for round in 0..rounds {
             for peer in self.peers() {
                 let span = |buffer: Buffer, cut: Cut| {
                     let range = cut.range(round);
                     Span { buffer, start: range.start, bytes: range.len() }
                 };
-                let [out, into] = pair(peer);
-                if round < out.steps() {
+                let [(out, out_steps), (into, into_steps)] = pair(peer);
+                if round < out_steps {
                     self.add(Primitive::Send { to: peer, span: span(Buffer::Input(peer), out) }, NOTHING_BEFORE);
                 }
-                if round < into.steps() {
+                if round < into_steps {
                     self.add(Primitive::Receive { from: peer, span: span(Buffer::Output(peer), into) }, NOTHING_BEFORE);
                 }
             }

@@ -26,7 +26,7 @@
 //! inside them first.
 //!
 //! In every schedule each member first hears from all others, if only an empty message: calls that differ are found out, and
-//! nobody returns before all have entered.
+//! nobody returns before all have entered. (But for all_to_all in channels beside the first: see [`crate::tcp::channels`].)
 
 mod builder;
 mod cursor;
@@ -72,10 +72,11 @@ pub(crate) enum Collective {
         bytes: usize,
         root: usize,
     },
-    /// Bytes for, and from, every member.
+    /// Bytes for, and from, every member. Those that have nothing for each other exchange messages only if all do.
     AllToAll {
         sends: Vec<usize>,
         expects: Vec<usize>,
+        with_all: bool,
     },
     Barrier,
 }

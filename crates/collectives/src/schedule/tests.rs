@@ -312,9 +312,9 @@ proptest! {
     }
 
     #[test]
-    fn parts_go_where_they_belong((world, count, sizes, capacity, seed) in shapes(), kind in 0usize..4) {
+    fn parts_go_where_they_belong((world, count, sizes, capacity, seed) in shapes(), kind in 0usize..5) {
         let root = seed as usize % world;
-        let length = |from: usize, to: usize| if kind == 3 { (from * 5 + to * 3) % 7 * count } else { count };
+        let length = |from: usize, to: usize| if kind >= 3 { (from * 5 + to * 3) % 7 * count } else { count };
         let collective = |rank: usize| match kind {
             0 => Collective::AllGather { bytes: count },
             1 => Collective::Gather { bytes: count, root },
@@ -322,6 +322,7 @@ proptest! {
             _ => Collective::AllToAll {
                 sends: (0..world).map(|to| length(rank, to)).collect(),
                 expects: (0..world).map(|from| length(from, rank)).collect(),
+                with_all: kind == 3,
             },
         };
         let content = |from: usize, to: usize| vec![(from * 16 + to) as u8; length(from, to)];
@@ -427,7 +428,7 @@ fn nobody_is_through_before_all_have_entered() {
         Collective::AllGather { bytes: 0 },
         Collective::Gather { bytes: 9, root: 0 },
         Collective::Scatter { bytes: 9, root: 0 },
-        Collective::AllToAll { sends: vec![0; 4], expects: vec![0; 4] },
+        Collective::AllToAll { sends: vec![0; 4], expects: vec![0; 4], with_all: true },
     ];
     for collective in tasks {
         for rank in 0..4 {

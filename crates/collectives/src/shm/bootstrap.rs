@@ -22,6 +22,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, getsockopt
 
 use super::arena::Arena;
 use crate::deadline::Deadline;
+use crate::partition::NetworkChannels;
 use crate::rank::{LocalRank, join_ranks};
 use crate::socket::poll_timeout;
 use crate::{Address, Error, Rank};
@@ -89,7 +90,9 @@ pub(crate) fn bind(host: String) -> Result<(UnixListener, Address), Error> {
         .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
         .map_err(|error| Error::system("listen on a Unix socket", error))?;
     let (endpoints, p2p_port, canonical, encrypted) = (Vec::new(), 0, false, false);
-    Ok((listener, Address { host, memory, socket, token, network, endpoints, p2p_port, canonical, encrypted }))
+    let channels = NetworkChannels::ONE;
+    let address = Address { host, memory, socket, token, network, endpoints, p2p_port, canonical, encrypted, channels };
+    Ok((listener, address))
 }
 
 /// Whether these ranks can share an arena.

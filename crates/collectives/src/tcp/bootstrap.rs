@@ -16,6 +16,7 @@ use super::stream::Stream;
 use super::wire::Purpose;
 use crate::Error;
 use crate::deadline::Deadline;
+use crate::partition::NetworkChannels;
 use crate::socket::{ACCEPT_PAUSE, poll_timeout, send_all};
 use crate::sync::until;
 
@@ -33,6 +34,16 @@ pub(crate) struct TcpBootstrap<'a> {
 pub(crate) struct Connections(Vec<(WantedConnection, Option<Stream>)>);
 
 impl Connections {
+    /// Those for a purpose in so many channels.
+    pub(crate) fn take_channels(
+        &mut self,
+        purpose: impl Fn(u8) -> Purpose,
+        channels: NetworkChannels,
+        world: usize,
+    ) -> Vec<Vec<Option<Stream>>> {
+        channels.numbers().map(|channel| self.take(purpose(channel), world)).collect()
+    }
+
     /// Those for a purpose, in the order of ranks; none where none was wanted.
     pub(crate) fn take(&mut self, purpose: Purpose, world: usize) -> Vec<Option<Stream>> {
         let mut taken: Vec<Option<Stream>> = (0..world).map(|_| None).collect();

@@ -13,8 +13,8 @@ pub(super) struct OperationBuffers {
     reducing: Option<(DataType, Reduction)>,
     /// How many ranks' values the result is of.
     ranks: usize,
-    /// What the ranks of a pair have for each other differs, and is compared.
-    pub(super) uneven: bool,
+    /// See [`totals`].
+    pub(super) totals: Vec<(u64, u64)>,
 }
 
 impl OperationBuffers {
@@ -37,8 +37,7 @@ impl OperationBuffers {
             Operation::AllToAll { inputs, outputs, .. } => (inputs.clone(), outputs.clone(), None),
             Operation::Barrier => (Vec::new(), Vec::new(), None),
         };
-        let uneven = matches!(operation, Operation::AllToAll { .. });
-        OperationBuffers { inputs, outputs, scratch: std::ptr::null_mut(), reducing, ranks, uneven }
+        OperationBuffers { inputs, outputs, scratch: std::ptr::null_mut(), reducing, ranks, totals: Vec::new() }
     }
 
     /// Where these bytes are. Empty spans may be of parts that do not exist.
@@ -87,8 +86,14 @@ impl OperationBuffers {
     }
 }
 
-/// What a schedule needs to know of an operation.
-pub(super) fn collective(operation: &Operation) -> Collective {
+/// All bytes for every peer and from it, in all channels, where the call does not say it: ranks compare them. Nothing elsewhere.
+pub(super) fn totals(operation: &Operation) -> Vec<(u64, u64)> {
+    let Operation::AllToAll { inputs, outputs, .. } = operation else { return Vec::new() };
+    inputs.iter().zip(outputs).map(|(input, output)| (input.bytes as u64, output.bytes as u64)).collect()
+}
+
+/// What a schedule needs to know of an operation, or of a channel's share of one.
+pub(super) fn collective(operation: &Operation, first_channel: bool) -> Collective {
     match operation {
         Operation::AllReduce { input, dtype, .. } => {
             Collective::AllReduce { count: input.bytes / dtype.size(), element: dtype.size() }
@@ -106,6 +111,7 @@ pub(super) fn collective(operation: &Operation) -> Collective {
         Operation::AllToAll { inputs, outputs, .. } => Collective::AllToAll {
             sends: inputs.iter().map(|input| input.bytes).collect(),
             expects: outputs.iter().map(|output| output.bytes).collect(),
+            with_all: first_channel,
         },
         Operation::Barrier => Collective::Barrier,
     }

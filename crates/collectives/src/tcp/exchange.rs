@@ -1,4 +1,4 @@
-//! Executes a schedule: sends, receives and reduces, all at once, on the thread of the caller.
+//! Executes a schedule: sends, receives and reduces, all at once, on the thread of its channel.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, poll};
 
 use super::TcpTransport;
-use super::buffers::{OperationBuffers, collective};
+use super::buffers::{OperationBuffers, collective, totals};
 use super::context::{ExchangeContext, ExchangeError, ExchangeResult};
 use super::peer::{IncomingMessage, Unsent};
+use super::share::Share;
 use super::wire::{HEADER_BYTES, MessageHeader, MessageKind};
 use crate::Noticed;
 use crate::abort::{ABORT_BYTES, AbortReason};
@@ -25,7 +26,8 @@ const HUNG_UP: PollFlags = PollFlags::from_bits_retain(libc::POLLRDHUP);
 const ABORT_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Where schedules change, in bytes. Tuned with `bench/collectives.py --hosts`.
-const THRESHOLDS: Thresholds = Thresholds { small: 16 << 10, direct: 256 << 10, message: 256 << 10, scratch: 12 << 20 };
+pub(super) const THRESHOLDS: Thresholds =
+    Thresholds { small: 16 << 10, direct: 256 << 10, message: 256 << 10, scratch: 12 << 20 };
 
 /// A schedule that is being executed.
 struct Execution<'a> {
@@ -38,17 +40,18 @@ struct Execution<'a> {
 impl Execution<'_> {
     /// All bytes for a peer and from it, where the call does not say it.
     fn totals(&self, peer: usize) -> (u64, u64) {
-        let OperationBuffers { inputs, outputs, uneven, .. } = self.memory;
-        if *uneven { (inputs[peer].bytes as u64, outputs[peer].bytes as u64) } else { (0, 0) }
+        self.memory.totals.get(peer).copied().unwrap_or_default()
     }
 }
 
 impl TcpTransport {
-    pub(super) fn perform(&mut self, operation: &Operation, context: &ExchangeContext) -> ExchangeResult {
-        let schedule = schedule(&collective(operation), self.world(), self.index, &THRESHOLDS);
-        let mut memory = OperationBuffers::new(operation, context.ranks);
+    pub(super) fn perform(&mut self, operation: &Operation, share: Share, context: &ExchangeContext) -> ExchangeResult {
+        let part = share.of(operation, self.world());
+        let schedule = schedule(&collective(&part, share.is_first()), self.world(), self.index, &self.thresholds);
+        let mut memory = OperationBuffers::new(&part, context.ranks);
+        memory.totals = totals(operation);
         // What overlaps is sent from a copy: it may be written over before it is all out.
-        let held = if memory.uneven { hold_apart(&memory.inputs, &memory.outputs) } else { None };
+        let held = if memory.totals.is_empty() { None } else { hold_apart(&memory.inputs, &memory.outputs) };
         if let Some((_, sources)) = &held {
             memory.inputs.clone_from(sources);
         }

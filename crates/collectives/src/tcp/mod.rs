@@ -12,12 +12,14 @@
 //! | `wire` | handshakes and messages, as bytes |
 //! | `buffers` | the memory of an operation, and its [schedule](crate::schedule) |
 //! | `exchange` | executes a schedule |
+//! | `channels` | several connections to each peer, with a thread each, for large operations |
+//! | `share` | what one of them does of an operation: pure |
 //! | `heartbeat` | notices hosts that fall silent, and tells all hosts why a group is aborted and which ranks are late |
 //! | `messages` | what hosts send each other there, as bytes |
 //!
 //! In every operation each rank hears from every other, also where there is nothing to move, and compares what they call:
 //! none returns before all have entered. Buffers are cut into messages, so that the memory beside them is bounded. All of it
-//! happens on the thread of the caller.
+//! happens on the thread of the caller, but for what other `channels` do of large operations.
 //!
 //! A rank that finds out that the group must be aborted sends the reason to all peers before anything else, so that they
 //! report the same error. A message that was begun is finished first, which is why messages are not long.
@@ -25,6 +27,7 @@
 
 pub(crate) mod bootstrap;
 mod buffers;
+pub(crate) mod channels;
 pub(crate) mod connect;
 mod context;
 mod exchange;
@@ -35,6 +38,7 @@ pub(crate) mod network;
 mod peer;
 pub(crate) mod secret;
 pub(crate) mod setup;
+mod share;
 pub(crate) mod stream;
 pub(crate) mod wire;
 
@@ -45,20 +49,20 @@ use crate::abort::{ABORT_BYTES, Abort, AbortFlag, AbortReason};
 use crate::call::CALL_WORDS;
 use crate::operation::{Operation, Source, Target, Whole};
 use crate::rank::ring;
+use crate::schedule::Thresholds;
 use crate::shm::arena::Arena;
 use crate::socket::{is_silent, linger};
 use crate::sync::{ForkGuard, MAX_TIMEOUT};
 use crate::ticket::Output;
-use crate::transport::Transport;
 use crate::{DataType, Error, Rank};
 use context::{ExchangeContext, ExchangeError};
+use exchange::THRESHOLDS;
 use heartbeat::Heartbeat;
 use peer::TcpPeer;
+use share::Share;
 use stream::Stream;
 use wire::{MessageHeader, MessageKind};
 
-/// Operations of the transport itself before the caller's first.
-const INTERNAL_OPERATIONS: u64 = 1;
 /// How often a rank looks at its connections before it sleeps: some microseconds. Who sleeps is woken at once on a machine
 /// that others use too; who lets others run in between gets its core back when they please.
 const SPINS_BEFORE_SLEEP: u32 = 8;
@@ -66,6 +70,7 @@ const SPINS_BEFORE_SLEEP: u32 = 8;
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Which ranks a TCP transport connects: all of a group, or one of each host.
+#[derive(Clone)]
 pub(crate) struct TcpMembership {
     /// Which of the members this rank is.
     pub(crate) index: usize,
@@ -79,7 +84,7 @@ pub(crate) struct TcpMembership {
     pub(crate) arena: Option<Arc<Arena>>,
 }
 
-/// One rank's side of the collectives over TCP.
+/// One rank's side of the collectives over TCP, in one channel.
 pub(crate) struct TcpTransport {
     /// Which of the members this is.
     index: usize,
@@ -93,6 +98,8 @@ pub(crate) struct TcpTransport {
     sequence: u64,
     /// How often to look at the connections before sleeping.
     spins_before_sleep: u32,
+    /// Where its schedules change, and how finely they cut.
+    thresholds: Thresholds,
     scratch: Vec<u8>,
     touched: bool,
     /// The abort reason is on its way to the peers.
@@ -104,18 +111,11 @@ pub(crate) struct TcpTransport {
 }
 
 impl TcpTransport {
-    /// Exchanges with the others how many operations of the generation before they completed.
-    pub(crate) fn new(
-        connections: Vec<Option<Stream>>,
-        membership: TcpMembership,
-        history: Option<u64>,
-        timeout: Duration,
-    ) -> Result<TcpTransport, Error> {
+    /// One of so many channels, on connections that nothing was sent on.
+    fn unused(connections: Vec<Option<Stream>>, membership: TcpMembership, channels: usize) -> TcpTransport {
         let TcpMembership { index, members, generation, hosts, abort_flag, arena } = membership;
-        let peers: Vec<Option<TcpPeer>> =
-            connections.into_iter().map(|connection| connection.map(TcpPeer::new)).collect();
-        let world = peers.len();
-        let mut transport = TcpTransport {
+        let peers = connections.into_iter().map(|connection| connection.map(TcpPeer::new)).collect();
+        TcpTransport {
             index,
             members,
             generation,
@@ -125,24 +125,32 @@ impl TcpTransport {
             peers,
             sequence: 0,
             spins_before_sleep: SPINS_BEFORE_SLEEP,
+            thresholds: Thresholds { scratch: THRESHOLDS.scratch / channels, ..THRESHOLDS },
             scratch: Vec::new(),
             touched: false,
             abort_sent: false,
             owner: ForkGuard::new(),
             agreed: None,
             heartbeat: None,
-        };
+        }
+    }
+
+    /// Exchanges with the others how many operations of the generation before they completed.
+    fn agree_on_history(&mut self, history: Option<u64>, timeout: Duration) -> Result<(), Error> {
         let own = [history.map_or(0, |completed| completed as i64 + 1)];
+        let world = self.world();
         let mut all = vec![0i64; world];
         let (input, outputs) = (Source::of(&own), Target::of(&mut all).split(world));
-        transport.run(&Operation::AllGather { input, outputs, dtype: DataType::I64 }, timeout)?;
-        transport.agreed =
-            all.into_iter().filter(|completed| *completed > 0).map(|completed| completed as u64 - 1).min();
-        Ok(transport)
+        let operation = Operation::AllGather { input, outputs, dtype: DataType::I64 };
+        let call = operation.check(self.index, world)?;
+        let whole = Whole { call, sequence: 0, ranks: world, timeout };
+        self.run_share(&operation, Share::WHOLE, &whole, timeout)?;
+        self.agreed = all.into_iter().filter(|completed| *completed > 0).map(|completed| completed as u64 - 1).min();
+        Ok(())
     }
 
     /// From now on notices when another host is silent.
-    pub(crate) fn start_heartbeat(&mut self, connections: Vec<Option<Stream>>) -> Result<(), Error> {
+    fn start_heartbeat(&mut self, connections: Vec<Option<Stream>>) -> Result<(), Error> {
         let heartbeat = Heartbeat::start(self.rank(), Vec::new(), connections, self.abort(), &self.abort_flag)?;
         self.heartbeat = Some(heartbeat);
         Ok(())
@@ -152,18 +160,21 @@ impl TcpTransport {
         self.peers.len()
     }
 
-    /// Runs a part of what the group's ranks called, in the time that is left for it; as [`TcpTransport::run`] otherwise.
-    pub(crate) fn run_part(&mut self, operation: &Operation, whole: &Whole, left: Duration) -> Result<(), Error> {
+    /// Runs this channel's share of a part of what the group's ranks called, in the time that is left for it.
+    fn run_share(&mut self, operation: &Operation, share: Share, whole: &Whole, left: Duration) -> Result<(), Error> {
         self.touched = false;
         let &Whole { call, sequence: user_sequence, ranks, timeout } = whole;
         let deadline = Instant::now() + left.min(MAX_TIMEOUT);
         self.abort_flag.begin(call, user_sequence);
         let context = ExchangeContext { call, sequence: self.sequence, user_sequence, ranks, timeout, deadline };
         self.peers.iter_mut().flatten().for_each(|peer| peer.entered = false);
-        let result = match self.abort_flag.abort_reason() {
-            Some(_) => Err(ExchangeError::Aborted),
+        // In another channel ranks may be ahead, and contradict each other there.
+        let aborted = self.abort_flag.abort_reason().is_some_and(|reason| reason.concerns(user_sequence));
+        let result = if aborted {
+            Err(ExchangeError::Aborted)
+        } else {
             // Others may have given up an operation after they had sent all their parts of it.
-            None => self.perform(operation, &context).and_then(|()| self.check_for_late_abort(&context)),
+            self.perform(operation, share, &context).and_then(|()| self.check_for_late_abort(&context))
         };
         match result {
             Ok(()) => {
@@ -219,9 +230,7 @@ impl TcpTransport {
     fn peers(&self) -> impl Iterator<Item = usize> + use<> {
         ring(self.index, self.world())
     }
-}
 
-impl Transport for TcpTransport {
     fn rank(&self) -> Rank {
         self.members[self.index]
     }
@@ -230,11 +239,9 @@ impl Transport for TcpTransport {
         Abort::Tcp(Arc::clone(&self.abort_flag))
     }
 
-    fn run(&mut self, operation: &Operation, timeout: Duration) -> Result<(), Error> {
-        let call = operation.check(self.index, self.world())?;
-        let timeout = timeout.min(MAX_TIMEOUT);
-        let whole = Whole { call, sequence: self.completed(), ranks: self.world(), timeout };
-        self.run_part(operation, &whole, timeout)
+    /// What the last operation that failed did to its output.
+    fn output(&self) -> Output {
+        if self.touched { Output::Undefined } else { Output::Untouched }
     }
 
     /// Sends the abort reason to all peers, if there is one and it is not sent yet.
@@ -259,18 +266,6 @@ impl Transport for TcpTransport {
             }
             stream.shut_down_writing();
         }
-    }
-
-    fn completed(&self) -> u64 {
-        self.sequence.saturating_sub(INTERNAL_OPERATIONS)
-    }
-
-    fn agreed(&self) -> Option<u64> {
-        self.agreed
-    }
-
-    fn output(&self) -> Output {
-        if self.touched { Output::Undefined } else { Output::Untouched }
     }
 }
 

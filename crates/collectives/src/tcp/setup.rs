@@ -19,6 +19,7 @@ use super::handshake::{
 };
 use super::secret::Nonces;
 use super::wire::Purpose;
+use crate::partition::NetworkChannels;
 use crate::rank::join_ranks;
 use crate::{Error, Rank};
 
@@ -61,9 +62,17 @@ pub(crate) struct WantedConnection {
 }
 
 impl WantedConnection {
-    /// One to every other rank.
-    pub(crate) fn to_all(rank: Rank, world: usize, purpose: Purpose) -> Vec<WantedConnection> {
-        rank.others(world).map(|peer| WantedConnection { peer, purpose }).collect()
+    /// One to each of these ranks in every channel.
+    pub(crate) fn in_channels(
+        peers: impl Iterator<Item = Rank> + Clone,
+        channels: NetworkChannels,
+        purpose: impl Fn(u8) -> Purpose,
+    ) -> Vec<WantedConnection> {
+        let in_channel = |channel: u8| {
+            let purpose = purpose(channel);
+            peers.clone().map(move |peer| WantedConnection { peer, purpose })
+        };
+        channels.numbers().flat_map(in_channel).collect()
     }
 }
 
@@ -154,7 +163,7 @@ impl<'a> Setup<'a> {
         let mut late: Vec<Rank> = open.map(|(wanted, _)| wanted.peer).collect();
         late.sort_unstable();
         late.dedup();
-        let by_rail = self.wanted.iter().any(|wanted| wanted.purpose == Purpose::Rail);
+        let by_rail = self.wanted.iter().any(|wanted| matches!(wanted.purpose, Purpose::Rail(_)));
         let hint = if self.unauthenticated {
             "\nhint: ranks refused each other's connections: is INSTEP_SECRET the same on all?"
         } else if by_rail {

@@ -36,21 +36,40 @@ pub(crate) const HEADER_BYTES: usize = 80;
 /// The longest text of a refusal.
 pub(crate) const LONGEST_TEXT: usize = 1024;
 
-/// What a connection is for.
+/// What a connection is for. Collectives have one in each channel, see [`super::channels`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
 pub(crate) enum Purpose {
-    /// Collectives between any two ranks.
-    Collectives = 0,
+    /// Collectives between any two ranks, in this channel.
+    Collectives(u8),
     P2p,
-    /// Collectives between ranks of the same number in their hosts.
-    Rail,
+    /// Collectives between ranks of the same number in their hosts, in this channel.
+    Rail(u8),
     /// Between the first ranks of hosts, see [`super::heartbeat`].
     Heartbeat,
 }
 
 impl Purpose {
-    pub(crate) const ALL: [Purpose; 4] = [Purpose::Collectives, Purpose::P2p, Purpose::Rail, Purpose::Heartbeat];
+    /// The lowest byte says what for, the next one in which channel.
+    fn to_word(self) -> u32 {
+        match self {
+            Purpose::Collectives(channel) => u32::from(channel) << 8,
+            Purpose::P2p => 1,
+            Purpose::Rail(channel) => 2 | u32::from(channel) << 8,
+            Purpose::Heartbeat => 3,
+        }
+    }
+
+    fn from_word(word: u32) -> Option<Purpose> {
+        let channel = u8::try_from(word >> 8).ok()?;
+        let purpose = match word & 0xff {
+            0 => Purpose::Collectives(channel),
+            1 => Purpose::P2p,
+            2 => Purpose::Rail(channel),
+            3 => Purpose::Heartbeat,
+            _ => return None,
+        };
+        (purpose.to_word() == word).then_some(purpose)
+    }
 }
 
 /// Who says that it opens a connection, and what for.
@@ -74,7 +93,7 @@ impl Claim {
         bytes[8..16].copy_from_slice(&self.generation.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.world.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.rank.to_le_bytes());
-        bytes[24..28].copy_from_slice(&(self.purpose as u32).to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.purpose.to_word().to_le_bytes());
         bytes[28..32].copy_from_slice(&u32::from(self.encrypted).to_le_bytes());
         bytes[32..].copy_from_slice(&self.nonce);
         bytes
@@ -86,7 +105,7 @@ impl Claim {
             generation: word(bytes, 8),
             world: word(bytes, 16) as u32,
             rank: (word(bytes, 16) >> 32) as u32,
-            purpose: Purpose::ALL.into_iter().find(|known| *known as u32 == purpose)?,
+            purpose: Purpose::from_word(purpose)?,
             encrypted: encrypted == 1,
             nonce: part(bytes, 32),
         };
@@ -253,18 +272,24 @@ mod tests {
         fn handshakes_survive_the_network(
             (nonce, proof) in any::<(Nonce, Proof)>(),
             (generation, world, rank) in any::<(u64, u32, u32)>(),
-            purpose in 0usize..4,
+            (purpose, channel) in (0u32..4, any::<u8>()),
             encrypted: bool,
             share in proptest::collection::vec(any::<u8>(), SHARE_BYTES),
             length in 0usize..2 * LONGEST_TEXT,
         ) {
-            let (purpose, share) = (Purpose::ALL[purpose], part(&share, 0));
+            let channel = if purpose % 2 == 0 { channel } else { 0 };
+            let (purpose, share) = (Purpose::from_word(purpose | u32::from(channel) << 8).unwrap(), part(&share, 0));
             let claim = Claim { generation, world, rank, purpose, encrypted, nonce };
             let hello = Hello::from_bytes(&Hello { claim, share, proof }.to_bytes()).unwrap();
             prop_assert_eq!((hello.claim, hello.share, hello.proof), (claim, share, proof));
             let answer = Answer { nonce, share, proof, length };
             prop_assert_eq!(Answer::from_bytes(&answer.to_bytes()), (length <= LONGEST_TEXT).then_some(answer));
             prop_assert_eq!(confirmed_by(&confirmation(proof)), Some(proof));
+        }
+
+        #[test]
+        fn any_word_is_a_purpose_that_is_written_the_same_or_none(word in prop_oneof![any::<u32>(), 0u32..0x1000]) {
+            prop_assert!(Purpose::from_word(word).is_none_or(|purpose| purpose.to_word() == word));
         }
 
         #[test]

@@ -20,12 +20,13 @@ use crate::shm::arena::MAX_CHANNELS;
 use crate::shm::bootstrap::{self, ShmBootstrap};
 use crate::shm::transport::{ShmMembership, ShmPreferences, ShmTransport};
 use crate::sync::until;
+use crate::tcp::TcpMembership;
 use crate::tcp::bootstrap::TcpBootstrap;
+use crate::tcp::channels::TcpChannels;
 use crate::tcp::handshake::disagreement;
 use crate::tcp::network::Network;
 use crate::tcp::setup::WantedConnection;
 use crate::tcp::wire::Purpose;
-use crate::tcp::{TcpMembership, TcpTransport};
 use crate::{Address, Error, Rank, partition};
 
 /// Everything that decides which transport a rank gets, and that it takes to connect it.
@@ -170,10 +171,11 @@ impl TransportBuilder<'_> {
         let memories: Vec<&str> = self.addresses.iter().map(|address| &address.memory[..]).collect();
         let topology = Topology::new(&memories);
         let two_levels = topology.has_two_levels(bootstrap::MAX_RANKS);
+        let channels = context.channels(if two_levels { topology.hosts.len() } else { world });
         let mut wanted: Vec<WantedConnection> = if two_levels {
-            hierarchical::wanted(&topology, rank)
+            hierarchical::wanted(&topology, rank, channels)
         } else {
-            WantedConnection::to_all(rank, world, Purpose::Collectives)
+            WantedConnection::in_channels(rank.others(world), channels, Purpose::Collectives)
         };
         let first_ranks: Vec<Rank> = topology.hosts.iter().map(|host| host[0]).collect();
         let is_first = first_ranks.contains(&rank);
@@ -200,7 +202,7 @@ impl TransportBuilder<'_> {
         let mut connections = bootstrap.run()?;
         let heartbeats = connections.take(Purpose::Heartbeat, world);
         if let Some(local) = local {
-            let rail = connections.take(Purpose::Rail, world);
+            let rail = connections.take_channels(Purpose::Rail, channels, world);
             let mut transport =
                 HierarchicalTransport::new(rank, topology, local, rail, context, until(self.deadline.at))?;
             if is_first {
@@ -208,7 +210,7 @@ impl TransportBuilder<'_> {
             }
             return Ok(Box::new(transport));
         }
-        let connections = connections.take(Purpose::Collectives, world);
+        let connections = connections.take_channels(Purpose::Collectives, channels, world);
         let membership = TcpMembership {
             index: rank.0,
             members: Rank::all(world).collect(),
@@ -217,7 +219,8 @@ impl TransportBuilder<'_> {
             abort_flag: Arc::new(AbortFlag::new()?),
             arena: None,
         };
-        let mut transport = TcpTransport::new(connections, membership, self.history, until(self.deadline.at))?;
+        let left = until(self.deadline.at);
+        let mut transport = TcpChannels::new(connections, &membership, channels, self.history, left)?;
         if is_first {
             transport.start_heartbeat(heartbeats)?;
         }

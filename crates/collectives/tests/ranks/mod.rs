@@ -47,9 +47,14 @@ pub fn encrypted() -> Options {
     Options { encrypt: true, secret: Some(Secret::new("of the job")), ..tcp() }
 }
 
+/// With several threads and connections for what has a few kilobytes, wherever it goes over TCP.
+pub fn in_network_channels(options: Options) -> Options {
+    Options { network_channels: Some(3), network_channel_bytes: 4 << 10, ..options }
+}
+
 /// Everything that bytes can travel through.
-pub fn every_path() -> [Options; 5] {
-    [options(false), options(true), tcp(), channels(), encrypted()]
+pub fn every_path() -> [Options; 6] {
+    [options(false), options(true), tcp(), channels(), encrypted(), in_network_channels(tcp())]
 }
 
 /// Exchanges addresses, and once more if the ranks need the network to meet. `exchange` gives those of all ranks for the own.

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Address;
+use crate::partition::NetworkChannels;
 use crate::tcp::handshake::{CONFIRMATION_DEADLINE, HELLO_DEADLINE};
 use crate::tcp::secret::Secret;
 use crate::tcp::wire::{ANSWER_BYTES, CONFIRMATION_BYTES, HELLO_BYTES};
@@ -29,6 +30,7 @@ fn addresses(world: usize) -> Vec<Address> {
         p2p_port: 1,
         canonical: false,
         encrypted: false,
+        channels: NetworkChannels::ONE,
     };
     (0..world).map(address).collect()
 }
@@ -160,7 +162,13 @@ impl<'a> Network<'a> {
 }
 
 fn wanted(world: usize) -> Vec<Vec<WantedConnection>> {
-    Rank::all(world).map(|rank| WantedConnection::to_all(rank, world, Purpose::Collectives)).collect()
+    in_channels(world, NetworkChannels::ONE)
+}
+
+fn in_channels(world: usize, channels: NetworkChannels) -> Vec<Vec<WantedConnection>> {
+    Rank::all(world)
+        .map(|rank| WantedConnection::in_channels(rank.others(world), channels, Purpose::Collectives))
+        .collect()
 }
 
 fn membership<'a>(rank: usize, addresses: &'a [Address], secret: Option<&'a Secret>) -> Membership<'a> {
@@ -180,20 +188,22 @@ fn failure(outcome: &Option<SetupOutcome>) -> &str {
 
 proptest! {
     #[test]
-    fn every_pair_is_connected_once_however_bytes_arrive(world in 2usize..6, piece in 1usize..100, dead in any::<u8>()) {
-        let (addresses, wanted, start) = (addresses(world), wanted(world), Instant::now());
-        let setup = |rank: usize| Setup::new(membership(rank, &addresses, None), &wanted[rank], nonces(rank as u8), start, start + TIMEOUT).ok();
+    fn every_pair_is_connected_once_however_bytes_arrive((world, channels) in (2usize..6, 1usize..4), piece in 1usize..100, dead in any::<u8>()) {
+        let channels = NetworkChannels::new(channels, 0);
+        let (addresses, wanted_by, start) = (addresses(world), in_channels(world, channels), Instant::now());
+        let setup = |rank: usize| Setup::new(membership(rank, &addresses, None), &wanted_by[rank], nonces(rank as u8), start, start + TIMEOUT).ok();
         let mut network = Network::new((0..world).map(setup).collect(), start, piece);
         // One of the two endpoints of some ranks answers nobody.
         network.dead = (0..world).filter(|rank| dead >> rank & 1 == 1).map(|rank| endpoint(rank, 0)).collect();
         let outcomes = network.run();
         for (rank, outcome) in outcomes.iter().enumerate() {
             let Some(SetupOutcome::Connected(ids)) = outcome else { panic!("rank {rank}: {outcome:?}") };
-            for (wanted, id) in wanted[rank].iter().zip(ids) {
+            for (wanted, id) in wanted_by[rank].iter().zip(ids) {
                 let (peer, other) = network.peers[&(rank, *id)];
                 prop_assert_eq!(Rank(peer), wanted.peer);
                 let Some(SetupOutcome::Connected(theirs)) = &outcomes[peer] else { panic!("rank {peer}") };
-                prop_assert!(theirs.contains(&other), "both ends take the same connection");
+                let at = theirs.iter().position(|id| *id == other).expect("both ends take the same connection");
+                prop_assert_eq!(wanted_by[peer][at], WantedConnection { peer: Rank(rank), purpose: wanted.purpose });
             }
         }
         prop_assert!(network.now < start + TIMEOUT / 2);

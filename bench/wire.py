@@ -8,7 +8,8 @@ that use TCP on loopback as if they shared no memory: for machines where namespa
 part of the cores, so that four cores are two hosts with two.
 
 Columns: `one` is INSTEP_NETWORK_LANES=1, `instep` what a rank does by itself, `encrypted` the same with
-INSTEP_ENCRYPT=1. Medians of all rounds, the best round in brackets. A JSON file has all rounds.
+INSTEP_ENCRYPT=1. `--backends` also takes `instep8` or `encrypted2`: with so many threads. Medians of all rounds, the
+best round in brackets. A JSON file has all rounds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -35,13 +37,18 @@ from instep.bench.table import spell_time
 WORLD = 2
 SIZES = (8, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 4 << 20, 25 << 20, 100 << 20, 256 << 20)
 ONE, OURS, ENCRYPTED, GLOO = "one", "instep", "encrypted", "gloo"
-# What is set while a group is made.
-VARIABLES = {
-    ONE: {"INSTEP_NETWORK_LANES": "1"},
-    OURS: {},
-    ENCRYPTED: {"INSTEP_ENCRYPT": "1", "INSTEP_SECRET": "only for this benchmark"},
-}
+ENCRYPTION = {"INSTEP_ENCRYPT": "1", "INSTEP_SECRET": "only for this benchmark"}
 SILENCE_S = 120.0
+
+
+def variables_of(name: str) -> dict[str, str] | None:
+    """What is set while the group of a column is made; None if it is not one of instep."""
+    if name == ONE:
+        return {"INSTEP_NETWORK_LANES": "1"}
+    if not (column := re.fullmatch(rf"({OURS}|{ENCRYPTED})([1-8]?)", name)):
+        return None
+    lanes = {"INSTEP_NETWORK_LANES": column[2]} if column[2] else {}
+    return lanes | (ENCRYPTION if column[1] == ENCRYPTED else {})
 
 
 @contextlib.contextmanager
@@ -74,8 +81,9 @@ def be_a_rank(options: argparse.Namespace) -> int:
 
     class WireBench(Bench):
         def _join(self, name: str) -> Contender:
-            with environment(VARIABLES.get(name, {})):
-                contender = TorchContender("instep" if name in VARIABLES else name)
+            variables = variables_of(name)
+            with environment(variables or {}):
+                contender = TorchContender(name if variables is None else "instep")
             contender.name = name
             return contender
 

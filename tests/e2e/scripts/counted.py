@@ -82,7 +82,8 @@ def main() -> None:
     # All processes are there: from here on it is the group that takes time.
     store.barrier("there", world)
     began = time.monotonic()
-    group = CollectiveGroup(timeout=PATIENCE_S)
+    # One connection to each peer, however many cores there are.
+    group = CollectiveGroup(timeout=PATIENCE_S, network_channels=1)
     addresses = exchange(store, "near", rank, world, group.address())
     if group.needs_network(addresses):
         group.open_to_network()

@@ -6,11 +6,16 @@ Snapshots lie in tests/detached/snapshots, each a session at a shell; UPDATE_SNA
 from __future__ import annotations
 
 import difflib
+import fcntl
 import json
 import os
+import pty
 import re
 import shlex
+import signal
 import stat
+import subprocess
+import termios
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,7 +64,7 @@ class Shell:
 
     def __init__(self, run: Runner, instep: Path, home: Path, master: str) -> None:
         self._run = run
-        self._instep = instep
+        self.instep = instep
         self.home = home
         self.master = master
         self.said: list[str] = []
@@ -73,7 +78,7 @@ class Shell:
 
     def __call__(self, words: str, status: int = 0) -> Result:
         """Run one command line, and remember it."""
-        result = self._run(self._instep, *shlex.split(words), env=self.environment, cwd=self.home).expect(status)
+        result = self._run(self.instep, *shlex.split(words), env=self.environment, cwd=self.home).expect(status)
         ending = f"[exit status {status}]\n" if status else ""
         self.said.append(f"$ instep {words}\n{result.stdout}{result.stderr}{ending}")
         return result
@@ -279,7 +284,12 @@ def test_users_are_managed(shell: Shell, master: Master) -> None:
     folder.mkdir(parents=True)
     session = {"masters": {shell.master: {"user": "admin", "token": token}}}
     (folder / "sessions.json").write_text(json.dumps(session))
-    shell("user create ann --display-name Ann")
+    lost = shell("user create ann --display-name Ann", 1)
+    assert lost.stderr.startswith("error: no password of ann was given: nothing was changed\nhint: "), lost
+    assert "no password of admin was given" in shell("user change-password", 1).stderr
+    master.client.login("admin")("POST", "/api/v1/users", {"user": {"username": "ann", "displayName": "Ann"}})
+    audited = shell("master audit --user nobdy", 1)
+    assert audited.stderr.count("hint: ") == 1, audited
     shell("user rename ann anna")
     shell("user edit anna --admin true")
     shell("user deactivate anna")
@@ -289,6 +299,29 @@ def test_users_are_managed(shell: Shell, master: Master) -> None:
     shell.environment["INSTEP_MASTER"] = None
     shell.environment["DET_MASTER"] = shell.master
     assert "admin" in shell("whoami").stdout
+
+
+@pytest.mark.parametrize("key", [b"Abcdefg1\n", b"\x03"], ids=["answered", "interrupted"])
+def test_a_password_is_not_shown_and_the_terminal_shows_again_what_is_typed(shell: Shell, key: bytes) -> None:
+    ours, theirs = pty.openpty()
+    asking = subprocess.Popen(
+        [shell.instep, "login", "admin"],
+        env={name: value for name, value in {**os.environ, **shell.environment}.items() if value is not None},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+    )
+    said = b""
+    while not said.endswith(b": "):
+        said += os.read(ours, 1000)
+    assert not termios.tcgetattr(theirs)[3] & termios.ECHO, "at once: a program may answer"
+    os.write(ours, key)
+    status = asking.wait(60)
+    assert termios.tcgetattr(theirs)[3] & termios.ECHO
+    said += os.read(ours, 1000)
+    assert b"Abcdefg1" not in said
+    assert status == (1 if key.endswith(b"\n") else -signal.SIGINT), said
 
 
 def test_errors_say_what_to_do(shell: Shell) -> None:

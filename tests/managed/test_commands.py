@@ -98,7 +98,10 @@ def test_commands_wait_in_the_queue_with_their_priorities(
     assert [job["full"]["entityId"] for job in jobs] == [third, first, second]
     assert "waiting" in ours("command list").stdout
     assert "resources" in ours(f"command config {third}").stdout
-    ours(f"command kill {first}")
+    # As much of an id as no other has is enough.
+    assert ours(f"command describe {first[:8]}").stdout == ours(f"command describe {first}").stdout
+    assert "command 'z' not found" in ours("command kill z", 1).stderr
+    ours(f"command kill {first[:13]}")
     for task in (second, third):
         wait_for(cluster, task, "STATE_TERMINATED")
     started = {task: cluster.api("GET", f"/api/v1/tasks/{task}")["task"] for task in (second, third)}

@@ -135,6 +135,7 @@ def test_searcher_metric_that_is_never_reported(run: Runner, instep: Path, clust
     assert said.stdout.count(warning) == 2
     verdict = "the experiment fails: no trial reported `x`, the searcher's metric: the trials reported `accuracy`"
     assert f"ERROR: {verdict}" in said.stdout
+    assert f"error: experiment 2 failed: {verdict.partition(': ')[2]}\nhint: see its logs" in said.stderr
     assert cluster.experiment(2)["state"] == "STATE_ERROR"
     assert {trial["state"] for trial in cluster.trials(2)} == {"STATE_COMPLETED"}
     assert warning in ours(run, instep, cluster, "master", "logs").stdout

@@ -5,6 +5,7 @@ use std::fmt::{self, Write};
 
 use instep_launch::Outcome;
 use instep_launch::Plan;
+use instep_launch::RESTARTS_OFF;
 use instep_launch::failure::Failure;
 use instep_launch::failure::cause::Cause;
 use instep_launch::output::fold::describe_ranks;
@@ -90,6 +91,12 @@ pub(crate) fn failure(plan: &Plan, outcome: &Outcome) {
         // Nothing was ever started: that is no failure of the program.
         Some(reason) if outcome.rounds == 0 && outcome.signal.is_none() => {
             complain(&format!("{reason}\nhint: start the same command on the other nodes, or wait longer: {TIMEOUTS}"));
+        }
+        Some(reason) if std::env::var_os("DET_ALLOCATION_ID").is_some() => {
+            // In a task of a cluster, restarts are the master's.
+            let reason = reason.strip_suffix(RESTARTS_OFF).map_or(&**reason, |reason| reason.trim_end_matches("; "));
+            let outcome = Outcome { reason: Some(reason.to_owned()), ..outcome.clone() };
+            console::print_error(&render(&plan.program_name, &outcome));
         }
         _ => console::print_error(&render(&plan.program_name, outcome)),
     }

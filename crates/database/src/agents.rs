@@ -121,7 +121,7 @@ impl Database {
                      VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING",
                     params![hash, name, user.0, created_at.0, agent, pool],
                 )?;
-                let taken = || Error::AlreadyExists(format!("agent token '{name}' already exists"));
+                let taken = || Error::AlreadyExists(format!("agent token '{name}' already exists\nhint: choose another name, or end it with `instep agent token revoke {name}`"));
                 if inserted == 1 { Ok(()) } else { Err(taken()) }
             })
             .await

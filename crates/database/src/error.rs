@@ -26,7 +26,10 @@ pub enum Error {
     #[error("{0}")]
     Precondition(String),
     /// A checkpoint stays because a model has it.
-    #[error("checkpoint '{uuid}' is version {version} of a model in the registry, '{model}', and cannot be deleted")]
+    #[error(
+        "checkpoint '{uuid}' is version {version} of a model in the registry, '{model}', and cannot be deleted\n\
+         hint: `instep model delete-version {model} {version}` takes it out of the registry"
+    )]
     Registered {
         uuid: String,
         /// The model's name.

@@ -42,6 +42,7 @@ pub mod supervisor;
 pub mod workers;
 
 pub use console::{Console, Note, Status};
+pub use instep_policy::membership::RESTARTS_OFF;
 pub use output::terminal::console_size;
 pub use plan::{Plan, PlanError, Request};
 pub use rendezvous::RendezvousError;

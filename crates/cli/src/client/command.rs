@@ -111,7 +111,7 @@ pub(crate) fn run(arguments: CommandArguments) -> anyhow::Result<()> {
         Verb::List { all } => task_verbs::list::<Commands>(&client, &common, all),
         Verb::Describe(named) => task_verbs::describe::<Commands>(&client, &common, &named.task),
         Verb::Config(named) => task_verbs::config::<Commands>(&client, &named.task),
-        Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
+        Verb::Logs { named, logs } => task_verbs::logs::<Commands>(&client, &common, &named.task, &logs),
         Verb::Kill(named) => task_verbs::kill::<Commands>(&client, &named.task),
         Verb::SetPriority(wanted) | Verb::Set(Set::Priority(wanted)) => {
             task_verbs::set_priority::<Commands>(&client, &wanted)

@@ -309,7 +309,11 @@ pub(super) fn print_list(experiments: &[Experiment], hint: &str) {
             format!("{}/{}", experiment.workspace_name, experiment.project_name),
         ]);
     }
-    let hint = if hint.is_empty() { "run a script that creates one: see `docs/concepts/tracking.md`" } else { hint };
+    let hint = if hint.is_empty() {
+        "`instep experiment create CONFIG FOLDER` creates one, and so does a script with `instep.core.init()`"
+    } else {
+        hint
+    };
     table.print("no experiments", hint);
 }
 

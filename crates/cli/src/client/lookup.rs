@@ -107,7 +107,9 @@ pub(super) fn project(client: &Client, workspace: &str, project: &str) -> anyhow
     let id = self::workspace(client, workspace)?.id;
     let found: ProjectsResponse = client.get(&format!("/api/v1/workspaces/{id}/projects"))?;
     let none = || {
-        let hint = format!("list its projects with `instep project list {workspace}`");
+        let hint = format!(
+            "list its projects with `instep project list {workspace}`, create one with `instep project create {workspace} {project}`"
+        );
         Hinted::new(format!("project '{project}' not found in workspace '{workspace}'"), hint)
     };
     Ok(found.projects.into_iter().find(|found| found.name == project).ok_or_else(none)?)

@@ -232,6 +232,9 @@ pub(crate) fn tasks(common: &Common, verb: &task::TaskVerb) -> anyhow::Result<Ex
 
 /// Says what to do next where the client's own words do not.
 fn explained(error: anyhow::Error) -> anyhow::Error {
+    if error.downcast_ref::<Error>().is_some_and(|error| error.to_string().contains("\nhint: ")) {
+        return error;
+    }
     let hint = match error.downcast_ref::<Error>() {
         Some(error) if error.may_want_no_encryption() => {
             "if the master does not encrypt connections, its address begins with http://"

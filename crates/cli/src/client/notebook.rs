@@ -7,9 +7,8 @@ use instep_api::commands::{Command, LaunchNotebookResponse, LaunchRequest, Noteb
 use instep_client::Client;
 use serde_json::Value;
 
-use super::logs::{self, LogArguments};
+use super::logs::LogArguments;
 use super::options::Common;
-use super::requests::api;
 use super::task_verbs::{self, Kind, Named, Priority, Set};
 use super::{context, lookup, session, table};
 
@@ -111,7 +110,7 @@ pub(crate) fn run(arguments: NotebookArguments) -> anyhow::Result<()> {
         Verb::Describe(named) => task_verbs::describe::<Notebooks>(&client, &common, &named.task),
         Verb::Config(named) => task_verbs::config::<Notebooks>(&client, &named.task),
         Verb::Open(named) => task_verbs::open::<Notebooks>(&client, &named.task),
-        Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
+        Verb::Logs { named, logs } => task_verbs::logs::<Notebooks>(&client, &common, &named.task, &logs),
         Verb::Kill(named) => task_verbs::kill::<Notebooks>(&client, &named.task),
         Verb::SetPriority(wanted) | Verb::Set(Set::Priority(wanted)) => {
             task_verbs::set_priority::<Notebooks>(&client, &wanted)

@@ -13,6 +13,8 @@ use crate::report::Hinted;
 
 /// How many last lines of a failed trial are shown.
 const LAST_LINES: usize = 15;
+/// How many trials are looked through for the reason of a search.
+const LAST_TRIALS: usize = 5;
 
 /// An experiment did not complete; `with_lines` for somebody who has not seen its log.
 pub(super) fn not_completed(client: &Client, experiment: &Experiment, with_lines: bool) -> anyhow::Error {
@@ -24,11 +26,12 @@ pub(super) fn not_completed(client: &Client, experiment: &Experiment, with_lines
     }
     // The error is told in any case; what cannot be asked is left out.
     let trials = client.get::<TrialsResponse>(&format!("/api/v1/experiments/{id}/trials"));
-    let mut failed: Vec<Trial> = trials.map(|found| found.trials).unwrap_or_default();
-    failed.retain(|trial| trial.state == State::Error);
+    let trials: Vec<Trial> = trials.map(|found| found.trials).unwrap_or_default();
+    let mut failed: Vec<&Trial> = trials.iter().filter(|trial| trial.state == State::Error).collect();
     failed.sort_by_key(|trial| trial.end_time);
     let Some(first) = failed.first() else {
-        return Hinted::new(format!("experiment {id} failed"), all_logs).into();
+        let why = search_failure(client, trials).map(|why| format!(": {why}")).unwrap_or_default();
+        return Hinted::new(format!("experiment {id} failed{why}"), all_logs).into();
     };
     let why = reason(client, first).unwrap_or_else(|| "it ended in state error".to_owned());
     let others = match failed.len() - 1 {
@@ -48,6 +51,20 @@ pub(super) fn reason(client: &Client, trial: &Trial) -> Option<String> {
     let task: TaskResponse = client.get(&api(&["tasks", &trial.task_id])).ok()?;
     let last = task.task.allocations.into_iter().max_by(|a, b| a.end_time.cmp(&b.end_time))?;
     last.exit_reason.filter(|reason| !reason.is_empty()).map(|reason| table::on_one_line(&reason))
+}
+
+/// Why the search failed, which the master says in the log of the trial that it failed with: one of the last.
+fn search_failure(client: &Client, mut trials: Vec<Trial>) -> Option<String> {
+    trials.sort_by_key(|trial| std::cmp::Reverse(trial.end_time));
+    let why = trials.iter().take(LAST_TRIALS).find_map(|trial| last_error(client, trial).ok().flatten())?;
+    Some(why.strip_prefix("the experiment fails: ").map_or(why.clone(), str::to_owned))
+}
+
+/// The first line of the last error in a trial's log; its hint is not among it.
+fn last_error(client: &Client, trial: &Trial) -> anyhow::Result<Option<String>> {
+    let query = Query::new().with("limit", 1).with("orderBy", "ORDER_BY_DESC").with("levels", "LOG_LEVEL_ERROR");
+    let line = client.stream::<ShownLine>(&format!("/api/v1/trials/{}/logs{query}", trial.id), None)?.next();
+    Ok(line.transpose()?.and_then(|line| line.log.lines().next().map(str::to_owned)))
 }
 
 /// The last lines of the rank that a reason names, else of all.

@@ -17,9 +17,8 @@ use serde_json::Value;
 
 use super::dialog::say;
 use super::interrupt::SayOnInterrupt;
-use super::logs::{self, LogArguments};
+use super::logs::LogArguments;
 use super::options::Common;
-use super::requests::api;
 use super::task_verbs::{self, Kind, Named, Priority, Set};
 use super::{context, lookup, session, table};
 use crate::console;
@@ -139,15 +138,15 @@ pub(crate) fn run(arguments: ShellArguments) -> anyhow::Result<ExitCode> {
         Verb::Start(arguments) => return start(&client, &common, arguments),
         Verb::Open { named, words } => {
             // What is no shell will never be one.
-            get(&client, &named.task)?;
-            task_verbs::wait_until_ready::<Shells>(&client, &named.task)?;
-            return open(&client, &get(&client, &named.task)?, &words);
+            let task = get(&client, &named.task)?.id;
+            task_verbs::wait_until_ready::<Shells>(&client, &task)?;
+            return open(&client, &get(&client, &task)?, &words);
         }
         Verb::List { all } => task_verbs::list::<Shells>(&client, &common, all),
         Verb::Describe(named) => describe(&client, &common, &named.task),
         Verb::Config(named) => task_verbs::config::<Shells>(&client, &named.task),
         Verb::ShowSshCommand(named) => show(&client, &named.task),
-        Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
+        Verb::Logs { named, logs } => task_verbs::logs::<Shells>(&client, &common, &named.task, &logs),
         Verb::Kill(named) => task_verbs::kill::<Shells>(&client, &named.task),
         Verb::SetPriority(wanted) | Verb::Set(Set::Priority(wanted)) => {
             task_verbs::set_priority::<Shells>(&client, &wanted)
@@ -233,7 +232,7 @@ fn open(client: &Client, shell: &Command, words: &[String]) -> anyhow::Result<Ex
 /// Prints the command of ssh, with a key that stays.
 fn show(client: &Client, task: &str) -> anyhow::Result<()> {
     let shell = get(client, task)?;
-    let folder = Folder::new(task, true)?;
+    let folder = Folder::new(&shell.id, true)?;
     folder.write(key(&shell)?)?;
     let words: Vec<String> = options(client, &folder.key)?.iter().map(|word| quoted(word)).collect();
     console::print(format!("ssh {} {}\n", words.join(" "), quoted(&host(&shell)?)).as_bytes());

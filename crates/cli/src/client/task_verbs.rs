@@ -28,13 +28,15 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 const WORTH_SAYING: Duration = Duration::from_secs(2);
 /// How long one may take to be ready, slots and all.
 const PATIENCE: Duration = Duration::from_secs(1800);
+/// Characters of an id, which is a UUID.
+const ID_LENGTH: usize = 36;
 /// Lines of output that tell why one did not start.
 const LAST_LINES: usize = 5;
 
 /// Which one is meant.
 #[derive(Debug, Args)]
 pub(super) struct Named {
-    /// Id
+    /// Id, or as much of its beginning as no other has
     #[arg(value_name = "ID")]
     pub task: String,
 }
@@ -73,9 +75,26 @@ pub(super) trait Kind {
     fn tasks(answer: Self::Many) -> Vec<Command>;
 }
 
+/// The whole id of the one that is meant by its beginning, which is all that tables and logs show.
+fn identified<K: Kind>(client: &Client, given: &str) -> anyhow::Result<String> {
+    if given.is_empty() || given.len() >= ID_LENGTH {
+        return Ok(given.to_owned());
+    }
+    let all = K::tasks(client.get(&format!("/api/v1/{}", K::COLLECTION))?);
+    let mut meant = all.into_iter().map(|task| task.id).filter(|id| id.starts_with(given));
+    match (meant.next(), meant.next()) {
+        (Some(_), Some(_)) => {
+            let hint = format!("give more of it; `instep {} list -a` shows them all", K::VERBS);
+            Err(Hinted::new(format!("the ids of several {}s begin with `{given}`", K::NOUN), &hint).into())
+        }
+        // Where there is none, the master says so.
+        (found, _) => Ok(found.unwrap_or_else(|| given.to_owned())),
+    }
+}
+
 /// One with its configuration.
 pub(super) fn get<K: Kind>(client: &Client, task: &str) -> anyhow::Result<K::One> {
-    Ok(client.get(&api(&[K::COLLECTION, task]))?)
+    Ok(client.get(&api(&[K::COLLECTION, &identified::<K>(client, task)?]))?)
 }
 
 /// Prints those of the user, or of all users.
@@ -105,9 +124,19 @@ pub(super) fn config<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()>
     table::json(K::config(&get::<K>(client, task)?))
 }
 
+/// Prints what one has written.
+pub(super) fn logs<K: Kind>(
+    client: &Client,
+    common: &Common,
+    task: &str,
+    arguments: &LogArguments,
+) -> anyhow::Result<()> {
+    logs::print(client, &api(&["tasks", &identified::<K>(client, task)?, "logs"]), arguments, common.json)
+}
+
 /// Ends one.
 pub(super) fn kill<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
-    let ended: K::One = client.post(&api(&[K::COLLECTION, task, "kill"]), &json!({}))?;
+    let ended: K::One = client.post(&api(&[K::COLLECTION, &identified::<K>(client, task)?, "kill"]), &json!({}))?;
     let task = K::task(&ended);
     match task.state {
         AllocationState::Terminated => say(&format!("{} {} has ended: {}", K::NOUN, task.id, task.reason)),
@@ -118,7 +147,7 @@ pub(super) fn kill<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
 
 /// Changes the place of one in the queue.
 pub(super) fn set_priority<K: Kind>(client: &Client, wanted: &Priority) -> anyhow::Result<()> {
-    let (task, priority) = (&wanted.named.task, wanted.priority);
+    let (task, priority) = (&identified::<K>(client, &wanted.named.task)?, wanted.priority);
     let _: Value = client.post(&api(&[K::COLLECTION, task, "set_priority"]), &json!({"priority": priority}))?;
     say(&format!("{} {task} has priority {priority}", K::NOUN));
     Ok(())
@@ -176,8 +205,9 @@ pub(super) fn follow_start<K: Kind>(client: &Client, common: &Common, task: &str
 
 /// Prints where a browser finds one that has not failed.
 pub(super) fn open<K: Kind>(client: &Client, task: &str) -> anyhow::Result<()> {
-    outcome::<K>(K::task(&get::<K>(client, task)?))?;
-    say_address::<K>(client, task);
+    let found = get::<K>(client, task)?;
+    outcome::<K>(K::task(&found))?;
+    say_address::<K>(client, &K::task(&found).id);
     Ok(())
 }
 

@@ -10,9 +10,8 @@ use instep_api::identifiers::{ExperimentId, TrialId};
 use instep_client::Client;
 use serde_json::Value;
 
-use super::logs::{self, LogArguments};
+use super::logs::LogArguments;
 use super::options::Common;
-use super::requests::api;
 use super::task_verbs::{self, Kind, Named, Priority, Set};
 use super::{lookup, session};
 
@@ -111,7 +110,7 @@ pub(crate) fn run(arguments: TensorboardArguments) -> anyhow::Result<()> {
         Verb::Describe(named) => task_verbs::describe::<Tensorboards>(&client, &common, &named.task),
         Verb::Config(named) => task_verbs::config::<Tensorboards>(&client, &named.task),
         Verb::Open(named) => task_verbs::open::<Tensorboards>(&client, &named.task),
-        Verb::Logs { named, logs } => logs::print(&client, &api(&["tasks", &named.task, "logs"]), &logs, common.json),
+        Verb::Logs { named, logs } => task_verbs::logs::<Tensorboards>(&client, &common, &named.task, &logs),
         Verb::Kill(named) => task_verbs::kill::<Tensorboards>(&client, &named.task),
         Verb::SetPriority(wanted) | Verb::Set(Set::Priority(wanted)) => {
             task_verbs::set_priority::<Tensorboards>(&client, &wanted)

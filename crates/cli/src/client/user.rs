@@ -96,8 +96,7 @@ pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
         Verb::Whoami => account::whoami(&common),
         Verb::List { all } => list(&client, &common, all),
         Verb::Create { name, admin, display_name } => {
-            let typed = password::ask_new(&name)?;
-            let password = salted(&typed);
+            let password = salted(&password::ask_new(&name)?);
             let user = NewUser {
                 username: Some(name),
                 admin: Some(admin),
@@ -108,13 +107,6 @@ pub(crate) fn run(arguments: UserArguments) -> anyhow::Result<()> {
             let request = PostUserRequest { user: Some(user), password: Some(password), is_hashed: Some(true) };
             let made: UserResponse = client.post("/api/v1/users", &request)?;
             say(&format!("created user {}", made.user.username));
-            if typed.is_empty() {
-                say(&format!(
-                    "note: the password is empty: {0} can log in on the master's machine only, as the Unix user who runs it\n\
-                     hint: `instep user change-password {0}` sets one",
-                    made.user.username
-                ));
-            }
             Ok(())
         }
         Verb::ChangePassword { name } => {

@@ -51,6 +51,9 @@ use ranks::{RankCandidate, assign_ranks};
 use view::{Presence, RoundView};
 pub use view::{Quorum, Resumption, Vote};
 
+/// What the reason of a failure ends with where the launcher was told not to restart.
+pub const RESTARTS_OFF: &str = "restarts are off (--max-restarts 0)";
+
 /// How many nodes are named to people; the rest is counted.
 const SHOWN: usize = 8;
 
@@ -444,7 +447,7 @@ impl Membership {
 
     fn out_of_restarts(&self, cause: &str) -> String {
         let budget = match self.terms.max_restarts {
-            0 => "restarts are off (--max-restarts 0)".to_owned(),
+            0 => RESTARTS_OFF.to_owned(),
             1 => "the only restart is used up".to_owned(),
             many => format!("all {many} restarts are used up"),
         };

@@ -20,7 +20,7 @@ use crate::identifiers::UserId;
 use crate::secrets::GivenSecrets;
 use crate::wire::Timestamp;
 
-/// The version of these messages. Both sides refuse any other.
+/// The version of these messages. A master also understands the one before: `instep_policy::versions`.
 pub const VERSION: u32 = 1;
 
 /// Where an agent connects.

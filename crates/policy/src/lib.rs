@@ -15,6 +15,7 @@
 //! - [`schedule`]: who gets which slots, and why the others wait.
 //! - [`failure_detector`]: when a peer that should send heartbeats has been silent for too long.
 //! - [`election`]: what a launcher does when its coordinator is gone.
+//! - [`versions`]: which agents a master works with.
 //! - [`search`]: which trials an experiment runs, and which of them stop early.
 
 pub mod election;
@@ -29,3 +30,4 @@ pub mod recovery;
 pub mod retention;
 pub mod schedule;
 pub mod search;
+pub mod versions;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use instep_api::link::{Bound, Device, Hello, Order, Serves, VERSION, Welcome};
 use instep_api::wire::Timestamp;
 use instep_database::AgentRow;
+use instep_policy::versions::{Speaker, agent_objection};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -263,13 +264,6 @@ impl Agents {
 
     /// Why an agent is refused.
     fn objection(&self, hello: &Hello) -> Option<String> {
-        if hello.protocol != VERSION {
-            let (theirs, ours) = (hello.protocol, VERSION);
-            return Some(format!(
-                "the agent speaks version {theirs} of the protocol, the master version {ours}\nhint: run the same \
-                 version of instep on both"
-            ));
-        }
         if !can_name_an_agent(&hello.agent) {
             return Some(format!(
                 "`{}` cannot be the name of an agent\nhint: use letters, digits, dots and dashes",
@@ -277,6 +271,11 @@ impl Agents {
             ));
         }
         if let Some(why) = contradiction(hello) {
+            return Some(why);
+        }
+        let theirs = Speaker { protocol: hello.protocol, version: &hello.version };
+        let ours = Speaker { protocol: VERSION, version: env!("CARGO_PKG_VERSION") };
+        if let Some(why) = agent_objection(theirs, ours) {
             return Some(why);
         }
         if let Some(why) = self.name_of_others(hello) {

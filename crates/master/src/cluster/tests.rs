@@ -144,7 +144,7 @@ fn hello(name: &str, slots: u32, shares: Vec<ShareState>) -> Hello {
     let device = |id| Device { id, kind: DeviceKind::Cpu, brand: "test".into(), uuid: String::new() };
     Hello {
         protocol: VERSION,
-        version: "1".into(),
+        version: env!("CARGO_PKG_VERSION").into(),
         agent: name.into(),
         pool: String::new(),
         addresses: vec![format!("{name}.example")],

@@ -108,6 +108,7 @@ def test_a_task_of_the_agent_beside_a_master_outlives_that_it_steps_down(
 
     wait_until(leads_again, TAKEOVER_S, lambda: process.stderr[-3000:])
     assert (process.pid, process.poll()) == (pid, None)
+    assert Path(f"/proc/{pid}/comm").read_text() == "instep\n", "the list of processes calls it what it is"
     work.release("training")
     work.check()
     process.send_signal(signal.SIGTERM)

@@ -27,6 +27,8 @@ use crate::stream::Lines;
 const CONNECT: Duration = Duration::from_secs(10);
 /// Until a request is sent, and until its answer is there: a whole list, or a file's beginning.
 const ANSWER: Duration = Duration::from_secs(120);
+/// Until a master has said how it is.
+const HEALTH: Duration = Duration::from_secs(5);
 /// Bytes of an answer at most, streams and files aside.
 const LARGEST_ANSWER: u64 = 256 << 20;
 
@@ -178,6 +180,15 @@ impl Client {
             self.read_body(&mut response)
         })?;
         serde_json::from_slice(&bytes).map_err(|error| self.protocol_error(format!("GET {path}: {error}")))
+    }
+
+    /// What a master says of its health, with the status of its answer: one that is unwell has something to say, too.
+    pub fn health(&self) -> Result<(u16, Vec<u8>)> {
+        let request = self.request(&Method::GET, "/health", None, &[], None)?;
+        let request = self.agent.configure_request(request).timeout_global(Some(HEALTH)).build();
+        let mut response = self.agent.run(request).map_err(|error| self.unreachable(error))?;
+        let status = response.status().as_u16();
+        Ok((status, self.read_body(&mut response)?))
     }
 
     /// Does something that must not be done twice; see [`Client::call`] for what may.

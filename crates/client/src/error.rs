@@ -92,6 +92,17 @@ impl Error {
         }
     }
 
+    /// Whether this machine knows no address of the name in the master's.
+    pub fn is_unknown_host(&self) -> bool {
+        let Error::Unreachable { source, .. } = self else { return false };
+        match source.as_ref() {
+            ureq::Error::HostNotFound => true,
+            // The standard library has no kind for it.
+            ureq::Error::Io(error) => error.to_string().contains("failed to lookup address information"),
+            _ => false,
+        }
+    }
+
     /// Whether the call certainly did not arrive.
     pub(crate) fn is_unsent(&self) -> bool {
         let Error::Unreachable { source, .. } = self else { return false };

@@ -122,7 +122,7 @@ impl Destination<'_> {
         let master = self.master;
         let broken = |why: String| SocketError::Broken { master: master.to_string(), why };
         let (host, port) = host_and_port(master);
-        let socket = connect(&host, port, self.patience).map_err(|error| broken(error.to_string()))?;
+        let socket = connect(&host, port, self.patience).map_err(broken)?;
         let stream = if master.is_encrypted() {
             encrypted(socket, &host, self.certificates).map_err(broken)?
         } else {
@@ -142,10 +142,37 @@ impl Destination<'_> {
                 let said = said(response.body().as_deref().unwrap_or_default());
                 Err(SocketError::Answered { master: master.to_string(), status: response.status().as_u16(), said })
             }
-            Err(error) => Err(broken(error.to_string())),
+            Err(error) => Err(broken(explained(&error))),
         }
     }
 }
+
+/// Why there is no websocket, with what to do where an encrypted connection meets one that is not.
+fn explained<Role: tungstenite::handshake::HandshakeRole>(error: &tungstenite::HandshakeError<Role>) -> String {
+    use tungstenite::error::ProtocolError;
+    let tungstenite::HandshakeError::Failure(failure) = error else { return error.to_string() };
+    let hint = match failure {
+        tungstenite::Error::Io(error) => error.get_ref().and_then(|inner| inner.downcast_ref()).and_then(hint_of_tls),
+        tungstenite::Error::Protocol(ProtocolError::HttparseError(_)) => {
+            Some("if the master encrypts connections, its address begins with https://")
+        }
+        _ => None,
+    };
+    hint.map_or_else(|| error.to_string(), |hint| format!("{error}\nhint: {hint}"))
+}
+
+fn hint_of_tls(error: &rustls::Error) -> Option<&'static str> {
+    match error {
+        rustls::Error::InvalidMessage(_) => {
+            Some("if the master does not encrypt connections, its address begins with http://")
+        }
+        rustls::Error::InvalidCertificate(_) => {
+            Some("set INSTEP_MASTER_CERT_FILE to a file with the certificates of all masters that are named")
+        }
+        _ => None,
+    }
+}
+
 fn host_and_port(master: &Address) -> (String, u16) {
     let text = master.as_str();
     let authority = text.split_once("://").map_or(text, |(_, rest)| rest).split('/').next().unwrap_or_default();
@@ -154,25 +181,32 @@ fn host_and_port(master: &Address) -> (String, u16) {
     (host.trim_matches(['[', ']']).to_owned(), port.parse().unwrap_or(80))
 }
 
-fn connect(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> {
-    let mut last = io::Error::other("the name does not resolve");
+fn connect(host: &str, port: u16, patience: Duration) -> Result<TcpStream, String> {
+    let unknown = |why: &str| {
+        let hint = format!("check the name: `getent hosts {host}` shows what this machine knows of it");
+        format!("`{host}` does not resolve: {why}\nhint: {hint}")
+    };
+    let mut last = unknown("it has no address");
     let deadline = Instant::now() + patience.min(3 * CONNECT);
-    for address in (host, port).to_socket_addrs()? {
+    for address in (host, port).to_socket_addrs().map_err(|error| unknown(&error.to_string()))? {
         if Instant::now() > deadline {
             break;
         }
-        match TcpStream::connect_timeout(&address, CONNECT) {
-            Ok(socket) => {
-                socket.set_nodelay(true)?;
-                // For the handshakes; later reads have their own.
-                socket.set_read_timeout(Some(patience))?;
-                socket.set_write_timeout(Some(WRITE))?;
-                return Ok(socket);
-            }
-            Err(error) => last = error,
+        let connected = TcpStream::connect_timeout(&address, CONNECT);
+        match connected.and_then(|socket| prepared(socket, patience)) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => last = error.to_string(),
         }
     }
     Err(last)
+}
+
+fn prepared(socket: TcpStream, patience: Duration) -> io::Result<TcpStream> {
+    socket.set_nodelay(true)?;
+    // For the handshakes; later reads have their own.
+    socket.set_read_timeout(Some(patience))?;
+    socket.set_write_timeout(Some(WRITE))?;
+    Ok(socket)
 }
 
 fn encrypted(socket: TcpStream, host: &str, certificates: Option<&Path>) -> Result<Stream, String> {
@@ -223,6 +257,42 @@ mod tests {
         let begin = Instant::now();
         assert!(matches!(destination.open(), Err(SocketError::Broken { .. })));
         assert!(begin.elapsed() < ONE_OF_SEVERAL, "{:?}", begin.elapsed());
+    }
+
+    /// What is said about a master at an address; the one that is there answers with these bytes.
+    fn said_of(scheme: &str, host: &str, answer: &'static [u8]) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let master = format!("{scheme}://{host}:{}", listener.local_addr().unwrap().port());
+        let answering = std::thread::spawn(move || {
+            // A name that nobody knows leads nobody here.
+            if answer.is_empty() {
+                return;
+            }
+            let (mut socket, _) = listener.accept().unwrap();
+            let _ = io::Read::read(&mut socket, &mut [0; 4096]);
+            let _ = io::Write::write_all(&mut socket, answer);
+        });
+        let master: Address = master.parse().unwrap();
+        let patience = Duration::from_secs(5);
+        let destination =
+            Destination { master: &master, certificates: None, path: "/x", token: None, longest_message: 1, patience };
+        let said = destination.open().err().unwrap().to_string();
+        answering.join().unwrap();
+        said
+    }
+
+    #[test]
+    fn an_address_that_does_not_fit_is_explained() {
+        let plain = said_of("https", "127.0.0.1", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        assert!(plain.contains("\nhint: ") && plain.ends_with("begins with http://"), "{plain}");
+        // An alert of TLS.
+        let encrypted = said_of("http", "127.0.0.1", b"\x15\x03\x01\x00\x02\x02\x0a");
+        assert!(encrypted.contains("\nhint: ") && encrypted.ends_with("begins with https://"), "{encrypted}");
+        let unknown = said_of("http", "no-such-host.invalid", b"");
+        assert!(
+            unknown.contains("`no-such-host.invalid` does not resolve") && unknown.contains("\nhint: "),
+            "{unknown}"
+        );
     }
 
     #[test]

@@ -39,10 +39,11 @@ pub struct Contender {
 impl Contender {
     /// Reserves the files on this machine; asks nothing of the server yet. `holder` names the process to others here.
     pub fn new(path: &Path, address: Address, holder: &str) -> Result<Contender> {
+        let lock = Arc::new(Lock::take(path, holder).map_err(|error| error.beside(address.place()))?);
         Ok(Contender {
             path: path.to_owned(),
             address: Arc::new(address.of_several()),
-            lock: Arc::new(Lock::take(path, holder)?),
+            lock,
             candidate: None,
             watch: Watch::default(),
             epoch: 0,

@@ -61,12 +61,24 @@ pub enum Error {
         why: String,
         /// What to do next.
         hint: &'static str,
+        /// Whether waiting does not help: somebody has to change something.
+        lasting: bool,
     },
     /// Another process uses the database.
     #[error("{} is in use by another master ({holder})", path.display())]
     InUse {
         /// The database file.
         path: PathBuf,
+        /// What that one says of itself.
+        holder: String,
+    },
+    /// Another process of this user uses the schema in PostgreSQL, and the folder for what belongs to it here.
+    #[error("{place} is in use by another master here ({holder}), which has its files in {}", folder.display())]
+    InUseHere {
+        /// As the address shows itself.
+        place: String,
+        /// Where the files lie.
+        folder: PathBuf,
         /// What that one says of itself.
         holder: String,
     },
@@ -121,7 +133,7 @@ pub enum Error {
 impl From<sql::Error> for Error {
     fn from(error: sql::Error) -> Error {
         match error {
-            sql::Error::Refused { place, why, hint } => Error::Refused { place, why, hint },
+            sql::Error::Refused { place, why, hint, lasting } => Error::Refused { place, why, hint, lasting },
             sql::Error::Locked { place, holder } => Error::InUseElsewhere { place, holder },
             sql::Error::Text(_) => Error::Invalid(error.to_string()),
             other => Error::Engine(other),
@@ -130,6 +142,17 @@ impl From<sql::Error> for Error {
 }
 
 impl Error {
+    /// What it means that the files beside a database in PostgreSQL are in use: the path is no file that anybody named.
+    pub(crate) fn beside(self, place: &str) -> Error {
+        match self {
+            Error::InUse { path, holder } => {
+                let folder = path.parent().map(PathBuf::from).unwrap_or_default();
+                Error::InUseHere { place: place.to_owned(), folder, holder }
+            }
+            other => other,
+        }
+    }
+
     /// Whether there is no room left for what is to be written.
     pub fn is_full_disk(&self) -> bool {
         match self {
@@ -144,6 +167,11 @@ impl Error {
         matches!(self, Error::Engine(sql::Error::Lost { .. }))
     }
 
+    /// Whether a server does not let us, and will not before somebody changes something: there is no such database or user.
+    pub fn is_of_setup(&self) -> bool {
+        matches!(self, Error::Refused { lasting: true, .. })
+    }
+
     /// Whether it is about a PostgreSQL server.
     pub fn is_of_server(&self) -> bool {
         use sql::Error::{Lost, Server, UnknownOutcome};
@@ -156,7 +184,7 @@ impl Error {
         let hint = error.hint();
         match error {
             sql::Error::Server { why, .. } | sql::Error::Lost { why, .. } => {
-                Error::Refused { place: place.shown().display().to_string(), why, hint }
+                Error::Refused { place: place.shown().display().to_string(), why, hint, lasting: false }
             }
             other => Error::Engine(other),
         }

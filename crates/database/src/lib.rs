@@ -162,7 +162,7 @@ impl Database {
     ///
     /// Must not be called on a thread of an asynchronous runtime.
     pub fn open_postgres(path: &Path, address: PostgresAddress, opening: &Opening) -> Result<Database> {
-        let lock = Lock::take(path, &opening.holder)?;
+        let lock = Lock::take(path, &opening.holder).map_err(|error| error.beside(address.place()))?;
         let place = Place::Postgres(Arc::new(address));
         let opened = place.open_writer().map_err(Error::from).and_then(|mut writer| {
             let shown = place.shown();

@@ -26,6 +26,7 @@
 //!
 //! Shutdown: no more connections are taken, requests get a few seconds, then the workers end, then the database.
 
+mod agreement;
 mod application;
 mod archive;
 mod attempts;

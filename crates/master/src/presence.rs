@@ -35,15 +35,20 @@ impl Presence {
     pub(crate) fn name_holder(error: instep_database::Error) -> instep_database::Error {
         match error {
             instep_database::Error::InUse { path, holder } => {
-                let found = Presence::parse(&holder);
-                let holder = match found.map(|found| (found.pid, found.address)) {
-                    Some((pid, Some(address))) => format!("pid {pid}, at {address}"),
-                    Some((pid, None)) => format!("pid {pid}"),
-                    None => holder,
-                };
-                instep_database::Error::InUse { path, holder }
+                instep_database::Error::InUse { path, holder: Presence::named(holder) }
+            }
+            instep_database::Error::InUseHere { place, folder, holder } => {
+                instep_database::Error::InUseHere { place, folder, holder: Presence::named(holder) }
             }
             other => other,
+        }
+    }
+
+    fn named(holder: String) -> String {
+        match Presence::parse(&holder).map(|found| (found.pid, found.address)) {
+            Some((pid, Some(address))) => format!("pid {pid}, at {address}"),
+            Some((pid, None)) => format!("pid {pid}"),
+            None => holder,
         }
     }
 

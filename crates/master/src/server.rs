@@ -11,6 +11,7 @@ use std::time::Duration;
 use instep_database::{Contender, Database, Opening, PostgresAddress};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::agreement::Agreed;
 use crate::clock::now;
 use crate::cluster::ClusterOptions;
 use crate::encryption::{Encryption, EncryptionError};
@@ -48,6 +49,8 @@ pub struct Options {
     pub advertise: Option<String>,
     /// Folders that a master must see before it takes over from another one.
     pub shared_folders: Vec<PathBuf>,
+    /// What all masters of the database must have set alike.
+    pub agreed: Agreed,
     /// Further names under which the master may be asked.
     pub allowed_hosts: Vec<String>,
     /// How long a login lasts.
@@ -166,6 +169,10 @@ impl ServeError {
                 "start it on 127.0.0.1, give each of them a password (`instep user change-password USER`), then start it again"
             }
             ServeError::Database(Error::InUse { .. }) => "stop it with `instep down`, or choose another --db",
+            ServeError::Database(Error::InUseHere { .. }) => {
+                "stop it with `instep down`; or, if this one is to stand by for it, start it with --advertise, another --port and \
+                 another folder for its files: set XDG_DATA_HOME"
+            }
             ServeError::Database(Error::InUseElsewhere { .. }) => {
                 "stop it where it runs, or name another database, or another schema of this one with `?schema=NAME`; or \
                  give all its masters --advertise, and they take over from each other"

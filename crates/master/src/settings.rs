@@ -15,6 +15,7 @@ use instep_database::PostgresAddress;
 use instep_policy::schedule::{self, Fitting, Rule};
 use serde_json::Value;
 
+use crate::agreement::{Agreed, SHARED};
 use crate::cluster::ClusterOptions;
 use crate::encryption::Encryption;
 use crate::engines::options::{EngineOptions, read_pools};
@@ -284,6 +285,7 @@ impl Settings {
             database: database.clone(),
             advertise: self.advertise(postgres.is_some())?,
             shared_folders: self.shared_folders(database),
+            agreed: self.agreed()?,
             postgres,
             allowed_hosts: self.values["allow_hosts"].0.clone(),
             session: Duration::from_secs(3600 * self.text("session_hours").parse::<u64>().unwrap_or_default()),
@@ -338,6 +340,16 @@ impl Settings {
             );
         }
         Ok(Some(own.to_owned()))
+    }
+
+    /// What all masters of one database must have set alike.
+    fn agreed(&self) -> Result<Agreed, SettingsError> {
+        let mut agreed = Agreed::default();
+        for name in SHARED {
+            agreed.note(name, &self.values[name].0.join(","));
+        }
+        agreed.note("encryption", if self.encryption()?.is_some() { "on" } else { "off" });
+        Ok(agreed)
     }
 
     /// The folders of checkpoints that somebody has named: every machine of several must see them.

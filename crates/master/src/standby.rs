@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use instep_api::wire::Timestamp;
-use instep_database::{Contender, Database, LEASE, Leader, Look, Opening, Seat};
+use instep_database::{Contender, Database, Error, LEASE, Leader, Look, Opening, Seat};
 use tokio::sync::{oneshot, watch};
+
+use crate::agreement::{Agreed, Unfit};
 
 /// Between two looks at who leads.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -35,8 +37,8 @@ pub(crate) enum Role {
     Nobody(String),
     /// This process has the lock, and begins with what the database says.
     Starting,
-    /// Another master leads, as was seen at that moment.
-    Follows(Arc<Leader>, Instant),
+    /// Another master leads, as was seen at that moment; and why this one would not take over, if it would not.
+    Follows(Arc<Leader>, Instant, Option<Arc<Unfit>>),
     /// This one does.
     Leads(Arc<Term>),
 }
@@ -46,7 +48,7 @@ impl Role {
     pub(crate) fn epoch(&self) -> Option<i64> {
         match self {
             Role::Nobody(_) | Role::Starting => None,
-            Role::Follows(leader, _) => Some(leader.epoch),
+            Role::Follows(leader, ..) => Some(leader.epoch),
             Role::Leads(term) => Some(term.epoch),
         }
     }
@@ -56,6 +58,8 @@ impl Role {
 pub(crate) struct Candidacy {
     pub contender: Contender,
     pub seat: Seat,
+    /// What all masters must have set alike.
+    pub agreed: Agreed,
     /// Folders that must be there for a master to lead.
     pub folders: Vec<PathBuf>,
     pub opening: Box<dyn Fn() -> Opening + Send>,
@@ -64,24 +68,27 @@ pub(crate) struct Candidacy {
 }
 
 impl Candidacy {
-    /// Stands by until this process leads; gives the database then, and nothing if it is to stop.
-    pub(crate) fn run(mut self) -> Option<Won> {
+    /// Stands by until this process leads; gives the database then, and nothing if it is to stop. A server that will not
+    /// have it at the start is an error: waiting would not help.
+    pub(crate) fn run(mut self) -> Result<Option<Won>, Error> {
         let (mut failures, mut said, mut seen) = (0, String::new(), Instant::now());
-        let (mut has_followed, mut differs, mut warned) = (false, None, None);
+        let (mut has_followed, mut has_looked, mut differs, mut warned) = (false, false, None, None);
         while !self.stop.load(Ordering::Relaxed) {
-            let unfit = missing(&self.folders).or_else(|| differs.clone());
+            let unfit = missing(&self.folders).or_else(|| differs.clone()).map(Arc::new);
             if unfit != warned {
-                if let Some(why) = &unfit {
-                    tracing::warn!("this master does not take over: {why}");
+                if let Some(unfit) = &unfit {
+                    tracing::warn!("this master does not take over: {}", unfit.why);
                 }
                 warned.clone_from(&unfit);
             }
-            let pause = match self.contender.look(unfit.as_deref()) {
+            let look = self.contender.look(unfit.as_ref().map(|unfit| unfit.why.as_str()));
+            has_looked |= look.is_ok();
+            let pause = match look {
                 Ok(Look::Won) => {
                     self.become_(Role::Starting);
                     tracing::info!("taking over: nobody else leads");
                     match self.contender.lead(&(self.opening)(), &self.seat) {
-                        Ok(database) => return Some(Won { database, has_followed }),
+                        Ok(database) => return Ok(Some(Won { database, has_followed })),
                         Err(error) => {
                             self.say(&mut said, &format!("cannot lead: {}", chain(&error)));
                             LONGEST_PAUSE
@@ -91,8 +98,8 @@ impl Candidacy {
                 Ok(Look::Leads(leader)) => {
                     seen = Instant::now();
                     (failures, said, has_followed) = (0, String::new(), true);
-                    differs = difference(&self.seat.settings, &leader.seat.settings);
-                    self.follow(*leader);
+                    differs = self.agreed.objection(&leader.seat.settings);
+                    self.follow(*leader, missing(&self.folders).or_else(|| differs.clone()));
                     PAUSE
                 }
                 Ok(Look::Nobody(why)) => {
@@ -102,6 +109,7 @@ impl Candidacy {
                     self.say(&mut said, &why);
                     pause
                 }
+                Err(error) if !has_looked && error.is_of_setup() => return Err(error),
                 Err(error) => {
                     let why = format!("cannot see who leads: {}", chain(&error));
                     // Whoever led may lead still: the server is away from here, or from everybody.
@@ -116,7 +124,7 @@ impl Candidacy {
             };
             self.wait(pause);
         }
-        None
+        Ok(None)
     }
 
     /// Tells that nobody leads; people are told once for each reason.
@@ -128,19 +136,19 @@ impl Candidacy {
         self.become_(Role::Nobody(why.to_owned()));
     }
 
-    fn follow(&self, leader: Leader) {
+    fn follow(&self, leader: Leader, unfit: Option<Unfit>) {
         if self.role.borrow().epoch() != Some(leader.epoch) {
             let (epoch, address) = (leader.epoch, leader.seat.address.as_str());
             tracing::info!(epoch, leader = address, "standing by");
         }
-        self.become_(Role::Follows(Arc::new(leader), Instant::now()));
+        self.become_(Role::Follows(Arc::new(leader), Instant::now(), unfit.map(Arc::new)));
     }
 
     /// Changes the role. Only those who wait for another leader are woken, not at every look.
     fn become_(&self, role: Role) {
         self.role.send_if_modified(|current| {
             let same = match (&*current, &role) {
-                (Role::Follows(before, _), Role::Follows(now, _)) => before.epoch == now.epoch,
+                (Role::Follows(before, ..), Role::Follows(now, ..)) => before.epoch == now.epoch,
                 (Role::Nobody(_), Role::Nobody(_)) => true,
                 _ => false,
             };
@@ -165,12 +173,12 @@ pub(crate) struct Won {
 }
 
 /// Starts the thread; the database comes when this process leads. It ends with that, or soon after it is told to stop.
-pub(crate) fn start(candidacy: Candidacy) -> std::io::Result<oneshot::Receiver<Won>> {
+pub(crate) fn start(candidacy: Candidacy) -> std::io::Result<oneshot::Receiver<Result<Won, Error>>> {
     let (won, winning) = oneshot::channel();
     let work = move || {
-        if let Some(leads) = candidacy.run() {
+        if let Some(outcome) = candidacy.run().transpose() {
             // If nobody takes it the process is ending, and it is closed here.
-            drop(won.send(leads));
+            drop(won.send(outcome));
         }
     };
     std::thread::Builder::new().name("instep-standby".to_owned()).spawn(work)?;
@@ -178,22 +186,15 @@ pub(crate) fn start(candidacy: Candidacy) -> std::io::Result<oneshot::Receiver<W
 }
 
 /// Why this machine must not lead: the folder that it does not see.
-fn missing(folders: &[PathBuf]) -> Option<String> {
+fn missing(folders: &[PathBuf]) -> Option<Unfit> {
     let folder = folders.iter().find(|folder| !folder.is_dir())?;
-    Some(format!(
-        "this machine does not see the folder {}, in which checkpoints are: mount it, or say where they are with \
-         --checkpoints and --storage-root",
-        folder.display()
-    ))
-}
-
-/// Why a master must not take over whose settings are not the leader's: who may do what would change without a word.
-fn difference(own: &str, leaders: &str) -> Option<String> {
-    (own != leaders).then(|| {
-        format!(
-            "it is set up with {own}, and the leader with {leaders}: give all masters the same settings, and start this one \
-             again; to change them, stop all masters"
-        )
+    Some(Unfit {
+        said: "it does not see a folder of checkpoints".to_owned(),
+        why: format!(
+            "this machine does not see the folder {}, in which checkpoints are: mount it, or say where they are with \
+             --checkpoints and --storage-root",
+            folder.display()
+        ),
     })
 }
 
@@ -213,19 +214,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_master_with_other_settings_does_not_take_over() {
-        assert_eq!(difference("roles: on", "roles: on"), None);
-        let said = difference("roles: off", "roles: on").unwrap();
-        assert!(said.contains("with roles: off, and the leader with roles: on"), "{said}");
-    }
-
-    #[test]
     fn a_machine_without_the_folders_of_checkpoints_is_unfit() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(missing(&[]), None);
         assert_eq!(missing(&[folder.path().to_owned()]), None);
         let lacking = folder.path().join("lacking");
-        let said = missing(&[folder.path().to_owned(), lacking.clone()]).unwrap();
-        assert!(said.contains(lacking.to_str().unwrap()), "{said}");
+        let unfit = missing(&[folder.path().to_owned(), lacking.clone()]).unwrap();
+        assert!(unfit.why.contains(lacking.to_str().unwrap()), "{}", unfit.why);
+        assert!(!unfit.said.contains(lacking.to_str().unwrap()), "strangers learn nothing of it");
     }
 }

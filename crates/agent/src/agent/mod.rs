@@ -200,6 +200,14 @@ fn passes_on(failures: u32, was_welcome: bool) -> bool {
     failures > 0 || !was_welcome
 }
 
+/// A reason between two texts, with its hint last.
+fn before_hint(before: &str, why: &str, after: &str) -> String {
+    match why.split_once("\nhint: ") {
+        Some((why, hint)) => format!("{before}{why}{after}\nhint: {hint}"),
+        None => format!("{before}{why}{after}"),
+    }
+}
+
 fn tasks(count: usize) -> String {
     if count == 1 { "1 task".to_owned() } else { format!("{count} tasks") }
 }
@@ -269,7 +277,11 @@ impl Agent<'_> {
                 let running = self.shares.running();
                 let tasks =
                     if running == 0 { String::new() } else { format!("; {} left running for now", tasks(running)) };
-                host.say(&format!("no connection to the master: {why}; retrying until it works{tasks}"));
+                host.say(&before_hint(
+                    "no connection to the master: ",
+                    &why,
+                    &format!("; retrying until it works{tasks}"),
+                ));
             }
             if self.options.bound.is_some() && self.shares.running() == 0 && self.heard.elapsed() > LONELY {
                 return Err(AgentError::Lonely { why, seconds: LONELY.as_secs() });
@@ -578,6 +590,12 @@ impl Agent<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_hint_comes_last() {
+        assert_eq!(before_hint("a: ", "why\nhint: do", "; more"), "a: why; more\nhint: do");
+        assert_eq!(before_hint("a: ", "why", "; more"), "a: why; more");
+    }
 
     #[test]
     fn the_master_that_an_agent_was_connected_to_is_asked_again_first() {

@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use instep_client::{Client, Settings};
 use instep_master::settings::Origin;
 use instep_master::{Options, Presence};
 use nix::sys::signal::{Signal, kill};
@@ -24,6 +25,9 @@ use crate::report::{Hinted, chain};
 /// How long a master may take to start: a large database may have to be migrated first.
 const START_DEADLINE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long one of several masters may take to see or become a leader.
+const LEADER_DEADLINE: Duration = Duration::from_secs(10);
+const LEADER_PAUSE: Duration = Duration::from_millis(100);
 /// A log that is larger is put aside when a master starts; one earlier log is kept.
 const LOG_LIMIT: u64 = 16 << 20;
 
@@ -73,7 +77,11 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
         let changed = running::changed(&settings, &options.database, &presence);
         if !changed.is_empty() {
             let what = format!("{what}, with other settings: {}", changed.join(", "));
-            return Err(Hinted::new(what, format!("to restart it with your settings: {again}")).into());
+            let second = match options.advertise {
+                Some(_) => "; a second master on this machine needs another XDG_DATA_HOME, for its files",
+                None => "",
+            };
+            return Err(Hinted::new(what, format!("to restart it with your settings: {again}{second}")).into());
         }
         if arguments.foreground {
             return Err(Hinted::new(what, format!("to restart it in the foreground: {again}")).into());
@@ -91,6 +99,15 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
     let (child, log_start) = start(&arguments.settings, &log)?;
     match wait_for_start(child, &options.database)? {
         Ok(presence) => {
+            if let Some(why) = without_leader(&options, &presence) {
+                let what = format!("a master runs at {}, and none leads: {why}", shown(&presence));
+                let hint = format!(
+                    "it tries again until one does, and `instep up` then starts the agent; its log is {}, and `{}` stops it",
+                    log.display(),
+                    down_command(&settings)
+                );
+                return Err(Hinted::new(what, hint).into());
+            }
             let told = Told { json: arguments.json, presence: &presence, options: &options };
             told.say(&told.served("up"));
             told.say(&format!("log: {}\n", log.display()));
@@ -207,6 +224,29 @@ fn wait_for_start(mut child: Child, database: &Path) -> anyhow::Result<Result<Pr
             return Err(Hinted::new(what, format!("its log: {}", log_path(database).display())).into());
         }
         std::thread::sleep(PAUSE);
+    }
+}
+
+/// Waits until one of several masters answers requests, which it does when somebody leads; gives why nobody does, if so.
+fn without_leader(options: &Options, presence: &Presence) -> Option<String> {
+    options.advertise.as_ref()?;
+    let address = companion::reachable(presence.address.as_deref()?);
+    let named = ["INSTEP_MASTER_CERT_FILE", "DET_MASTER_CERT_FILE"].into_iter().find_map(std::env::var_os);
+    let certificates = companion::own_certificate(&options.database, &address).or(named.map(PathBuf::from));
+    let settings = Settings { certificates, patience: Duration::ZERO, ..Settings::at(address.parse().ok()?) };
+    let client = Client::new(settings).ok()?;
+    let deadline = Instant::now() + LEADER_DEADLINE;
+    loop {
+        // One whose certificate is not trusted here is not judged.
+        let (status, body) = client.health().ok()?;
+        if status == 200 {
+            return None;
+        }
+        if Instant::now() > deadline {
+            let said = serde_json::from_slice::<serde_json::Value>(&body).unwrap_or_default();
+            return Some(said["message"].as_str().unwrap_or("see its log").to_owned());
+        }
+        std::thread::sleep(LEADER_PAUSE);
     }
 }
 

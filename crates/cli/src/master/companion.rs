@@ -184,7 +184,7 @@ pub(super) fn own_certificate(database: &Path, address: &str) -> Option<PathBuf>
 }
 
 /// A master that serves on every address is reached at this machine's own.
-fn reachable(address: &str) -> String {
+pub(super) fn reachable(address: &str) -> String {
     address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 }
 

@@ -1,6 +1,8 @@
 //! Serves in this process until a signal ends it.
 
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use instep_master::{Options, ServeError};
@@ -55,10 +57,21 @@ impl End {
 /// not, if it cannot.
 fn begin_anew() -> Hinted {
     let mut words = std::env::args_os();
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(this_program());
     command.arg0(words.next().unwrap_or_default()).args(words);
     let error = command.exec();
     Hinted::new(format!("cannot begin anew after stepping down: {error}"), "start it again: it stands by then")
+}
+
+/// The program that this process runs. By its own name, which the list of processes shows; unless another version lies there
+/// by now, which is for whoever replaced it to start.
+fn this_program() -> PathBuf {
+    let running = Path::new("/proc/self/exe");
+    let file = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    match std::env::current_exe() {
+        Ok(path) if file(&path).is_some() && file(&path) == file(running) => path,
+        Ok(_) | Err(_) => running.to_owned(),
+    }
 }
 
 /// An error of the master with its hint.

@@ -20,7 +20,13 @@ pub enum Error {
     },
     /// PostgreSQL takes no connections, or not ours.
     #[error("{place}: {why}")]
-    Refused { place: String, why: String, hint: &'static str },
+    Refused {
+        place: String,
+        why: String,
+        hint: &'static str,
+        /// Whether waiting does not help.
+        lasting: bool,
+    },
     /// Another master has the schema.
     #[error("{place} is in use by another master ({holder})")]
     Locked { place: String, holder: String },

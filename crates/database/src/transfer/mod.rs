@@ -69,7 +69,9 @@ impl CopyError {
             CopyError::Different { .. } => "run the same command again, which begins anew",
             CopyError::Failed(source) => match source {
                 Error::Refused { hint, .. } => hint,
-                Error::InUse { .. } => "stop that master with `instep down`, and start it again after the copy",
+                Error::InUse { .. } | Error::InUseHere { .. } => {
+                    "stop that master with `instep down`, and start it again after the copy"
+                }
                 Error::InUseElsewhere { .. } => "stop that master where it runs, and start it again after the copy",
                 Error::Unusable { .. } => "name the database of a master, or a file that does not exist as the target",
                 Error::TooNew { .. } => "use the version of instep that wrote it, or a later one",

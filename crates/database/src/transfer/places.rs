@@ -59,6 +59,14 @@ impl CopySide {
         }
     }
 
+    /// Keeps masters on this machine out.
+    fn lock(&self, holder: &str) -> Result<Lock> {
+        Lock::take(self.path(), holder).map_err(|error| match self {
+            CopySide::File(_) => self.failed(error),
+            CopySide::Postgres { address, .. } => self.failed(error.beside(address.place())),
+        })
+    }
+
     /// An error about this database.
     fn failed(&self, error: impl Into<Error>) -> CopyError {
         let place = self.place();
@@ -101,7 +109,7 @@ impl Held {
             // Before there is a lock beside a file that is none.
             std::fs::metadata(path).map_err(|source| side.failed(Error::File { path: path.clone(), source }))?;
         }
-        let lock = Lock::take(side.path(), &opening.holder).map_err(|error| side.failed(error))?;
+        let lock = side.lock(&opening.holder)?;
         let connection = match side {
             CopySide::File(path) => backup::open_existing(path).map_err(|error| side.failed(error))?,
             CopySide::Postgres { .. } => side.place().open_locked().map_err(|error| side.failed(error))?,
@@ -126,7 +134,7 @@ impl Held {
         {
             return Err(CopyError::Same(side.shown()));
         }
-        let lock = Lock::take(side.path(), &opening.holder).map_err(|error| side.failed(error))?;
+        let lock = side.lock(&opening.holder)?;
         let connection = match side {
             CopySide::File(path) if !path.exists() => sqlite::open_in_memory()?,
             CopySide::File(path) => backup::open_existing(path).map_err(|error| side.failed(error))?,

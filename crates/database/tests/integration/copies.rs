@@ -134,8 +134,9 @@ fn nothing_is_overwritten_and_nothing_is_copied_that_is_in_use_or_no_database() 
     assert!(matches!(refused(&made(&one), &made(&one)), CopyError::Same(_)));
     assert!(matches!(refused(&file(&path("none.db")), &made(&two)), CopyError::Failed(Error::File { .. })));
     assert!(!path("none.db.lock").exists());
-    let in_use =
-        |error: CopyError| matches!(error, CopyError::Failed(Error::InUse { .. } | Error::InUseElsewhere { .. }));
+    let in_use = |error: CopyError| {
+        matches!(error, CopyError::Failed(Error::InUse { .. } | Error::InUseHere { .. } | Error::InUseElsewhere { .. }))
+    };
     let database = open(&one);
     assert!(in_use(refused(&made(&one), &file(&path("c.db")))));
     drop(database);

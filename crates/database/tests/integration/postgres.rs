@@ -369,7 +369,7 @@ fn a_server_that_is_not_there_or_wants_another_password_is_named_with_a_hint() {
     for (text, why, hint) in cases {
         let address = PostgresAddress::parse(&text, None).unwrap();
         match blocking(|| Database::open_postgres(&folder.path().join("a"), address, &opening())).err().unwrap() {
-            Error::Refused { place, why: found, hint: told } => {
+            Error::Refused { place, why: found, hint: told, .. } => {
                 assert!(found.contains(why) && told.contains(hint), "{found}: {told}");
                 assert!(!place.contains("secret"), "{place}");
             }

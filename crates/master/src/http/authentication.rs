@@ -118,11 +118,18 @@ async fn check_without_password(call: &Call, username: &str, password: &str) -> 
     if looking.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))? {
         return Ok(());
     }
-    let what = format!(
-        "user '{username}' has no password, and may log in only on the master's own machine, as the user who runs it\n\
-         hint: give '{username}' a password there: instep user change-password {username}"
-    );
-    Err(Failure::forbidden(what))
+    let leader = call.application.term.as_ref().filter(|_| peer.forwarded).map(|term| &term.seat.address);
+    Err(Failure::forbidden(match leader {
+        None => format!(
+            "user '{username}' has no password, and may log in only on the master's own machine, as the user who runs it\n\
+             hint: give '{username}' a password there: instep user change-password {username}"
+        ),
+        Some(leader) => format!(
+            "user '{username}' has no password, and may log in only at the master that leads, {leader}, on its own machine, as \
+             the user who runs it; this one passes requests on to it\n\
+             hint: give '{username}' a password there: instep user change-password {username} --master {leader}"
+        ),
+    }))
 }
 
 pub(crate) async fn logout(call: Call) -> Result<WithCookie<Nothing>, Failure> {

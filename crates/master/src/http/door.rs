@@ -170,7 +170,7 @@ impl Door {
     async fn follow(&self, role: Role, peer: Peer, request: Request) -> Result<Response<Body>, Ended> {
         check_framing(request.extensions()).map_err(Ended::Refused)?;
         check_origin(request.extensions(), request.headers(), &self.allowed_hosts).map_err(Ended::Refused)?;
-        let Role::Follows(leader, _) = role else { return Err(Ended::Again(Box::new(request), None)) };
+        let Role::Follows(leader, ..) = role else { return Err(Ended::Again(Box::new(request), None)) };
         let way = self.way(&leader).map_err(|why| Ended::Refused(Failure::new(Code::Internal, why)))?;
         let Some(value) = forwarded::value(&leader.seat.peer_secret, canonical(peer.remote)) else {
             return Err(Ended::Refused(Failure::new(Code::Internal, "the leader's secret cannot be sent")));
@@ -228,7 +228,7 @@ impl Door {
     fn health(&self, role: &Role, peer: &Peer) -> Response<Body> {
         let down = |why: &str| (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "down", "message": why}));
         let (status, mut answer) = match role {
-            Role::Follows(leader, seen) => match leader.lease_age + seen.elapsed() {
+            Role::Follows(leader, seen, unfit) => match leader.lease_age + seen.elapsed() {
                 age if age >= LEASE => down("nothing has been heard of the leader for the time of a lease"),
                 age => (
                     StatusCode::OK,
@@ -238,6 +238,8 @@ impl Door {
                         "epoch": leader.epoch,
                         "since": leader.since,
                         "leaseAgeSeconds": age.as_secs_f64(),
+                        "canTakeOver": unfit.is_none(),
+                        "message": unfit.as_ref().map(|unfit| &unfit.said),
                     }),
                 ),
             },
@@ -257,7 +259,7 @@ impl Door {
 
 /// Why a request is passed on no more: it was already, to an address that is not the leader's alone.
 fn came_back(forwarded: Option<&HeaderValue>, role: &Role) -> Option<Failure> {
-    let Role::Follows(leader, _) = role else { return None };
+    let Role::Follows(leader, ..) = role else { return None };
     forwarded::caller(forwarded?, &leader.seat.peer_secret)?;
     Some(Failure::new(
         Code::Unavailable,
@@ -322,7 +324,7 @@ mod tests {
             settings: String::new(),
         };
         let leader = Leader { epoch: 1, since: Timestamp(0), seat, lease_age: Duration::ZERO };
-        Role::Follows(Arc::new(leader), std::time::Instant::now())
+        Role::Follows(Arc::new(leader), std::time::Instant::now(), None)
     }
 
     #[test]

@@ -111,6 +111,7 @@ impl From<Error> for Failure {
             | Error::SteppedDown(_)
             | Error::Refused { .. }
             | Error::InUse { .. }
+            | Error::InUseHere { .. }
             | Error::InUseElsewhere { .. } => Code::Unavailable,
             Error::Engine(_) if error.is_lost() => Code::Unavailable,
             Error::NotDurable(_)

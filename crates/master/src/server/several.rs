@@ -40,7 +40,7 @@ pub(super) async fn stand_by(
         tasks_address: at_port(own, site.task_address.port()),
         certificate: bound.certificate.clone(),
         peer_secret: random::token(),
-        settings: shared_settings(options),
+        settings: options.agreed.to_text(),
     };
     let (role, watching) = watch::channel(Role::Nobody("this master has just started".to_owned()));
     let door = |port| Door::new(port, &seat, site.allowed_hosts.clone(), watching.clone());
@@ -55,6 +55,7 @@ pub(super) async fn stand_by(
     let candidacy = Candidacy {
         contender,
         seat: seat.clone(),
+        agreed: options.agreed.clone(),
         folders: options.shared_folders.clone(),
         opening: Box::new(move || opening(holder.clone())),
         role: role.clone(),
@@ -66,6 +67,7 @@ pub(super) async fn stand_by(
         won = winning => won.ok(),
     };
     stop.store(true, Ordering::Relaxed);
+    let won = won.transpose()?;
     let Some(Won { database, has_followed }) = won else {
         tracing::info!("ending");
         serving.end(HAND_OVER).await;
@@ -97,12 +99,6 @@ pub(super) async fn stand_by(
     serving.end(HAND_OVER).await;
     work.end().await;
     stepped_down.map_or(Ok(()), |why| Err(ServeError::SteppedDown { why }))
-}
-
-/// What all masters must have set alike, so that who may do what stays the same when another one leads.
-fn shared_settings(options: &Options) -> String {
-    let yes = |is: bool| if is { "yes" } else { "no" };
-    format!("roles: {}, encryption: {}", yes(options.roles), yes(options.encryption.is_some()))
 }
 
 /// An origin with another port.

@@ -21,6 +21,9 @@ const SCHEMA: &str = "instep";
 const LONGEST_SCHEMA: usize = 63;
 /// Letters of the name of files, which the system allows 255, with what is put behind it.
 const LONGEST_NAME: usize = 120;
+/// What a server says to whom it will not let in before somebody changes something.
+const LASTING: [SqlState; 3] =
+    [SqlState::INVALID_CATALOG_NAME, SqlState::INVALID_PASSWORD, SqlState::INVALID_AUTHORIZATION_SPECIFICATION];
 /// What goes to the driver as it is; nothing else is taken.
 const PASSED_ON: [&str; 3] = ["connect_timeout", "target_session_attrs", "channel_binding"];
 
@@ -221,7 +224,8 @@ impl Address {
         } else {
             "check that the server runs and can be reached from here: host, port, firewall"
         };
-        Error::Refused { place: self.place.clone(), why, hint }
+        let lasting = code.is_some_and(|code| LASTING.contains(code));
+        Error::Refused { place: self.place.clone(), why, hint, lasting }
     }
 }
 

@@ -96,7 +96,7 @@ impl Connection {
         made.map_err(|error| match error {
             Error::Server { why, code } if code.as_deref() == Some(SqlState::INSUFFICIENT_PRIVILEGE.code()) => {
                 let hint = "have the schema made by who may, with `CREATE SCHEMA name AUTHORIZATION user`";
-                Error::Refused { place: self.address.place().to_owned(), why, hint }
+                Error::Refused { place: self.address.place().to_owned(), why, hint, lasting: true }
             }
             other => other,
         })
@@ -403,6 +403,7 @@ impl Attempt {
             place,
             why: error.to_string(),
             hint: "the system's limits may be too low for this user",
+            lasting: false,
         })
     }
 
@@ -423,6 +424,7 @@ fn silent(address: &Address) -> Error {
         place: address.place().to_owned(),
         why: "the server does not answer".to_owned(),
         hint: "check that it is PostgreSQL that serves there, and that it is neither stopped nor overloaded",
+        lasting: false,
     }
 }
 
@@ -485,7 +487,7 @@ impl Cache {
 /// Connects, and makes the session one of ours.
 fn connect(address: &Address, role: Role) -> Result<Client> {
     let mut client = address.connect()?;
-    let refused = |why: String, hint| Error::Refused { place: address.place().to_owned(), why, hint };
+    let refused = |why: String, hint| Error::Refused { place: address.place().to_owned(), why, hint, lasting: false };
     // A master whose machine is gone loses its lock when the server notices: soon. What is acknowledged is on the
     // server's disk, unless somebody asked for more than that.
     let mut script = format!(
@@ -558,6 +560,7 @@ fn refuse_shared_sessions(address: &Arc<Address>) -> Result<()> {
         place: address.place().to_owned(),
         why: "a pooler gives every transaction another connection of the server".to_owned(),
         hint: "name the server itself, or a pool with pgbouncer's `pool_mode = session`",
+        lasting: true,
     })
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, to_bytes};
 use axum::extract::{ConnectInfo, Request};
 use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::service::Service;
@@ -32,6 +32,8 @@ use crate::telemetry;
 
 /// How long a request waits for a leader.
 const HOLD: Duration = Duration::from_secs(5);
+/// The same where the leader is known and cannot be reached: until its lease has expired, and another one leads.
+const LONGEST: Duration = Duration::from_secs(LEASE.as_secs() + 2 * HOLD.as_secs());
 /// Before the leader is tried once more.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -95,8 +97,8 @@ impl Door {
             }
             request_id::mark(response, &id)
         };
-        let (mut role, deadline) = (self.role.clone(), Instant::now() + HOLD);
-        let mut trouble = None;
+        let (mut role, begin) = (self.role.clone(), Instant::now());
+        let (mut deadline, mut trouble) = (begin + HOLD, None);
         loop {
             let current = role.borrow_and_update().clone();
             match current {
@@ -118,7 +120,18 @@ impl Door {
                     match self.follow(other, peer, request).await {
                         Ok(response) => return response,
                         Err(Ended::Refused(failure)) => return refused(failure),
-                        Err(Ended::Again(unsent, why)) => (request, trouble) = (*unsent, why.or(trouble)),
+                        Err(Ended::Lost(copy, why)) => {
+                            // However long the leader had it, the next one is waited for.
+                            deadline = Instant::now() + HOLD;
+                            (request, trouble) = (*copy, Some(why));
+                        }
+                        Err(Ended::Again(unsent, why)) => {
+                            // A leader whose lease lasts is followed before long. Stock clients ask once.
+                            if why.is_some() {
+                                deadline = deadline.max((Instant::now() + HOLD).min(begin + LONGEST));
+                            }
+                            (request, trouble) = (*unsent, why.or(trouble));
+                        }
                     }
                 }
             }
@@ -175,7 +188,7 @@ impl Door {
         let Some(value) = forwarded::value(&leader.seat.peer_secret, canonical(peer.remote)) else {
             return Err(Ended::Refused(Failure::new(Code::Internal, "the leader's secret cannot be sent")));
         };
-        let again = repeatable(&request);
+        let (request, again) = repeatable(request).await.map_err(Ended::Refused)?;
         let address = &leader.seat.address;
         match way.pass(request, value).await {
             Ok(response) => Ok(response),
@@ -189,7 +202,7 @@ impl Door {
             }
             Err(Trouble::Lost(why)) => match again {
                 Some(request) => {
-                    Err(Ended::Again(Box::new(request), Some(format!("the leader at {address} was lost: {why}"))))
+                    Err(Ended::Lost(Box::new(request), format!("the leader at {address} was lost: {why}")))
                 }
                 None => Err(Ended::Refused(Failure::bad_gateway(format!(
                     "the leader at {address} was lost while it had this request: {why}\n\
@@ -274,25 +287,60 @@ fn came_back(forwarded: Option<&HeaderValue>, role: &Role) -> Option<Failure> {
 /// Why a request has no answer of the leader's.
 enum Ended {
     Refused(Failure),
-    /// It was not sent, or can be sent again; why not, if it was tried.
+    /// It was not sent; why not, if it was tried.
     Again(Box<Request>, Option<String>),
+    /// It was sent, and may be sent again.
+    Lost(Box<Request>, String),
 }
 
-/// A copy of a request that may be asked twice and has no body.
-fn repeatable(request: &Request) -> Option<Request> {
-    let empty = hyper::body::Body::is_end_stream(request.body());
-    if !empty
-        || !matches!(*request.method(), Method::GET | Method::HEAD)
-        || super::proxy::asks_for_websocket(request.headers())
-    {
-        return None;
+/// What tasks send and clients ask once that may be done twice, because a second time changes nothing: a metric that is there
+/// stays as it is, a checkpoint has its name, and all else says how something is. Scripts of Determined end with an error
+/// that one of these gets.
+const TWICE: [&str; 13] = [
+    "/api/v1/allocations/{id}/acceleratorData",
+    "/api/v1/allocations/{id}/notify_container_running",
+    "/api/v1/allocations/{id}/proxy_address",
+    "/api/v1/allocations/{id}/ready",
+    "/api/v1/allocations/{id}/signals/ack_preemption",
+    "/api/v1/allocations/{id}/signals/pending_preemption",
+    "/api/v1/allocations/{id}/waiting",
+    "/api/v1/auth/login",
+    "/api/v1/checkpoints",
+    "/api/v1/trials/{id}/early_exit",
+    "/api/v1/trials/{id}/metrics",
+    "/api/v1/trials/{id}/progress",
+    "/api/v1/trials/{id}/reports",
+];
+/// Bytes of such a request that are kept until it is answered; a longer one is passed on once.
+const KEPT: u64 = 4 << 20;
+
+fn may_be_done_twice(method: &Method, path: &str) -> bool {
+    let fits = |pattern: &&str| {
+        let (mut parts, mut wanted) = (path.split('/'), pattern.split('/'));
+        wanted.by_ref().all(|wanted| parts.next().is_some_and(|part| wanted == part || wanted == "{id}"))
+            && parts.next().is_none()
+    };
+    method == Method::POST && TWICE.iter().any(fits)
+}
+
+/// A request, and a copy of it if it may be asked twice and is not too long to be kept.
+async fn repeatable(request: Request) -> Result<(Request, Option<Request>), Failure> {
+    let (method, path) = (request.method(), request.uri().path());
+    let length = hyper::body::Body::size_hint(request.body()).exact();
+    let reads = length == Some(0) && matches!(*method, Method::GET | Method::HEAD);
+    let repeats = length.is_some_and(|length| length <= KEPT) && may_be_done_twice(method, path);
+    if !(reads || repeats) || super::proxy::asks_for_websocket(request.headers()) {
+        return Ok((request, None));
     }
-    let mut copy = Request::new(Body::empty());
-    *copy.method_mut() = request.method().clone();
-    *copy.uri_mut() = request.uri().clone();
-    *copy.headers_mut() = request.headers().clone();
+    let (head, body) = request.into_parts();
+    let body = to_bytes(body, usize::MAX).await;
+    let body = body.map_err(|error| Failure::invalid(format!("cannot read the request's body: {error}")))?;
+    let mut copy = Request::new(Body::from(body.clone()));
+    *copy.method_mut() = head.method.clone();
+    *copy.uri_mut() = head.uri.clone();
+    *copy.headers_mut() = head.headers.clone();
     forwarded::take(copy.headers_mut());
-    Some(copy)
+    Ok((Request::from_parts(head, Body::from(body)), Some(copy)))
 }
 
 /// What Prometheus reads of a master that stands by.
@@ -337,19 +385,49 @@ mod tests {
         assert_eq!(came_back(value.as_ref(), &Role::Starting), None);
     }
 
-    #[test]
-    fn what_has_no_body_and_changes_nothing_may_be_asked_again() {
-        let request = |method: Method, body: Body| {
-            let mut request = Request::new(body);
-            *request.method_mut() = method;
-            request
+    #[tokio::test]
+    async fn what_may_be_done_twice_is_kept_until_it_is_answered() {
+        let copied = async |method: Method, path: &'static str, body: &'static str| {
+            let mut request = Request::new(Body::from(body));
+            (*request.method_mut(), *request.uri_mut()) = (method, path.parse().unwrap());
+            let (request, copy) = repeatable(request).await.unwrap();
+            let whole = async |request: Request| to_bytes(request.into_body(), 100).await.unwrap();
+            assert_eq!(whole(request).await, body, "{path}");
+            match copy {
+                Some(copy) => {
+                    assert_eq!(copy.uri().path(), path);
+                    assert_eq!(whole(copy).await, body, "{path}");
+                    true
+                }
+                None => false,
+            }
         };
-        assert!(repeatable(&request(Method::GET, Body::empty())).is_some());
-        assert!(repeatable(&request(Method::GET, Body::from("x"))).is_none());
-        assert!(repeatable(&request(Method::POST, Body::empty())).is_none());
-        let mut websocket = request(Method::GET, Body::empty());
+        assert!(copied(Method::GET, "/x", "").await);
+        assert!(!copied(Method::GET, "/x", "body").await);
+        assert!(copied(Method::POST, "/api/v1/trials/7/metrics", "body").await);
+        for path in [
+            "/api/v1/experiments",
+            "/api/v1/trials/7/kill",
+            "/api/v1/trials/7/metrics/x",
+            "/api/v1/trials/metrics",
+            "/",
+        ] {
+            assert!(!copied(Method::POST, path, "body").await, "{path}");
+        }
+        assert!(!copied(Method::DELETE, "/api/v1/trials/7/metrics", "").await);
+        let mut websocket = Request::new(Body::empty());
         websocket.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         websocket.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-        assert!(repeatable(&websocket).is_none());
+        assert!(repeatable(websocket).await.unwrap().1.is_none());
+    }
+
+    #[test]
+    fn what_is_repeated_is_served() {
+        let routes = super::super::routes::routes();
+        for path in TWICE {
+            let found =
+                routes.iter().any(|route| route.path == path && route.method == super::super::router::Method::Post);
+            assert!(found, "{path}");
+        }
     }
 }

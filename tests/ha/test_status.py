@@ -64,7 +64,9 @@ def test_status_says_what_each_address_is(masters: Masters, run: Runner, instep:
     assert [found[each.address]["canTakeOver"] for each in (first, second, third)] == [None, True, False]
     said = "cannot take over: its settings differ from the leader's: roles, session_hours"
     assert found[third.address]["problem"] == said
-    assert "roles is true, and the leader's false; session_hours is 1, and the leader's 168" in third.process.stderr
+    # Its log says it from the next look on.
+    values = "roles is true, and the leader's false; session_hours is 1, and the leader's 168"
+    masters.wait_until(lambda: values in third.process.stderr, 30, masters.told)
     assert said in status(third.address).expect(0).stdout
 
     with another_server() as other:

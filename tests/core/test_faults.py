@@ -87,7 +87,7 @@ def test_a_master_that_cannot_be_reached_is_an_error_with_a_hint(run: Runner, py
         environment = {**settings, "INSTEP_MASTER": None, variable: "127.0.0.1:1"}
         _, stderr = python_code(run, python, environment, "instep.core.init()", status=1)
         assert "MasterUnreachable: cannot reach the master at http://127.0.0.1:1" in stderr
-        assert f"hint: {variable} is '127.0.0.1:1'; start a master there with `instep up`" in stderr
+        assert f"hint: {variable} is '127.0.0.1:1'; start a master there with `instep up --port 1`" in stderr
         assert "During handling" not in stderr and "direct cause" not in stderr, "one traceback is enough"
     wrong = {**settings, "DET_USER": "nobody", "DET_PASS": "x"}
     _, stderr = python_code(run, python, wrong, "instep.core.init()", status=1)

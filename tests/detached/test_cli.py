@@ -378,7 +378,7 @@ def test_the_newest_is_meant_where_nobody_says_which(shell: Shell, api: Client, 
     for made in trials:
         finish(api, made)
     said = shell("trial logs -f")
-    assert said.stderr == "trial 2 of experiment 2 (newer), your newest\n"
+    assert said.stderr == "trial 2 of experiment 2 (newer), your newest\nno log lines\n"
     assert "Trial:       2\n" in shell("t describe").stdout
     assert "newer" in shell("e describe").stdout
     for words in ("e config", "e lt", "e logs", "e wait", "e metrics", "t metrics", "t list", "t list-checkpoints"):

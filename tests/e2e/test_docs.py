@@ -198,7 +198,7 @@ def test_options_named_in_the_reference_exist(instep: Path) -> None:
     commands += ("bench collectives", "agent token create", "command run", "workspace share", "drill")
     helps = [help_of(instep, *command.split()) for command in commands]
     options = {option for text in helps for option in re.findall(r"--[a-z][a-z-]+", text)}
-    options |= {"--version", "--release", "--example"}  # of instep itself, of cargo
+    options |= {"--version", "--release", "--example", "--loopback"}  # of instep itself, of cargo, of bench/wire.py
     for page in PAGES:
         if page.parent.name == "guides" or page.name in ("contributing.md", "determined.md"):
             continue  # they name options of docker, of pytest, of the example scripts and of det too

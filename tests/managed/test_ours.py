@@ -139,6 +139,14 @@ def test_searcher_metric_that_is_never_reported(run: Runner, instep: Path, clust
     assert cluster.experiment(2)["state"] == "STATE_ERROR"
     assert {trial["state"] for trial in cluster.trials(2)} == {"STATE_COMPLETED"}
     assert warning in ours(run, instep, cluster, "master", "logs").stdout
+    # Of the trials that fail with their search, one that has run is named: the others have nothing to tell.
+    searcher = {"name": "adaptive_asha", "metric": "x", "max_trials": 8, "time_metric": "batches", "max_time": 4}
+    said = created(run, instep, cluster, cluster.config("python3 train.py", searcher=searcher), context, "-f", status=1)
+    named = int(said.stderr.rpartition("instep trial logs ")[2].strip(" `\n"))
+    ran = [trial["id"] for trial in cluster.trials(3) if trial["firstRunTime"]]
+    assert named in ran and len(ran) < len(cluster.trials(3)), said
+    waited = next(trial["id"] for trial in cluster.trials(3) if not trial["firstRunTime"])
+    assert ours(run, instep, cluster, "trial", "logs", str(waited)).stderr == "no log lines\n"
 
 
 def test_logs_open_with_what_people_want_to_know(run: Runner, instep: Path, cluster: Cluster) -> None:

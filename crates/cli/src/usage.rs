@@ -58,7 +58,7 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
         ErrorKind::MissingRequiredArgument => {
             let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
             let what = format!("instep {subcommand} needs {}", missing.join(" and "));
-            Some(format!("{what}\nhint: `instep {subcommand} --help` describes it, with examples"))
+            Some(format!("{what}\nhint: `instep {subcommand} --help` describes it"))
         }
         ErrorKind::ValueValidation => {
             let (option, value) = (text(error, ContextKind::InvalidArg)?, text(error, ContextKind::InvalidValue)?);

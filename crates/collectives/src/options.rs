@@ -56,7 +56,9 @@ impl Options {
     pub(crate) fn offered_channels(&self) -> NetworkChannels {
         let ours = || {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            partition::channels(self.local_world.unwrap_or(1), cores)
+            let ranks = self.local_world.unwrap_or(1);
+            // Ciphers take more of a core than sockets do.
+            if self.encrypt { partition::encrypted_channels(ranks, cores) } else { partition::channels(ranks, cores) }
         };
         NetworkChannels::new(self.network_channels.unwrap_or_else(ours), self.network_channel_bytes)
     }

@@ -87,6 +87,11 @@ pub(crate) fn channels(ranks: usize, cores: usize) -> usize {
     (cores / ranks).clamp(1, DEFAULT_CHANNELS)
 }
 
+/// The same for threads that also encrypt.
+pub(crate) fn encrypted_channels(ranks: usize, cores: usize) -> usize {
+    (cores / ranks).clamp(1, MAX_NETWORK_CHANNELS)
+}
+
 /// How many channels ranks have for collectives between hosts, and what each must have to move to be worth waking. Also what a
 /// rank offers: then all do as the most modest of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,6 +244,8 @@ mod tests {
     fn channels_have_a_core_each() {
         let found = [(2, 2), (2, 7), (2, 16), (8, 16), (16, 8), (1, 64)].map(|(ranks, cores)| channels(ranks, cores));
         assert_eq!(found, [1, 3, 4, 2, 1, 4]);
+        let found = [(2, 2), (2, 16), (8, 16), (1, 64)].map(|(ranks, cores)| encrypted_channels(ranks, cores));
+        assert_eq!(found, [1, 8, 2, 8]);
     }
 
     #[test]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,9 +50,11 @@ def connect(address: str) -> MasterClient:
     try:
         probe.call("GET", "/api/v1/master")
     except (MasterUnreachable, MasterRefused) as error:
+        found = re.search(r":(\d+)/?$", address)
+        port = f" --port {found[1]}" if found and found[1] != "8080" else ""
         raise MasterUnreachable(
-            f"{error}\nhint: {variable} is {address!r}; start a master there with `instep up`, name another, or unset "
-            f"{variable} to run unrecorded"
+            f"{error}\nhint: {variable} is {address!r}; start a master there with `instep up{port}`, name another, or "
+            f"unset {variable} to run unrecorded"
         ) from None
     client = MasterClient(address, certificates=certificates, patience=PATIENCE_S)
     user = environment.get("INSTEP_USER") or environment.get("DET_USER")

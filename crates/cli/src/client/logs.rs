@@ -7,6 +7,7 @@ use clap::Args;
 use instep_api::logs::ShownLine;
 use instep_client::{Client, Error, Lines, Query};
 
+use super::dialog::say;
 use crate::console;
 
 /// After so much silence one of several masters is asked again, or another that answers.
@@ -99,10 +100,16 @@ impl LogArguments {
 
 /// Prints lines as they come, those of a trial or of a task.
 pub(super) fn print(client: &Client, path: &str, arguments: &LogArguments, json: bool) -> anyhow::Result<()> {
+    let mut any = false;
     each(client, path, arguments, |line| {
+        any = true;
         console::print(text(line, json)?.as_bytes());
         Ok(())
-    })
+    })?;
+    if !any {
+        say("no log lines");
+    }
+    Ok(())
 }
 
 /// Hands over lines as they come.

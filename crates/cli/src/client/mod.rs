@@ -230,6 +230,12 @@ pub(crate) fn tasks(common: &Common, verb: &task::TaskVerb) -> anyhow::Result<Ex
     task::run(common, verb).map(|()| ExitCode::SUCCESS).map_err(explained)
 }
 
+/// The option with which a master listens where nobody answers, if it is another port than the default one.
+fn port_option(address: &str) -> String {
+    let port = address.rsplit(':').next().filter(|port| *port != "8080" && port.parse::<u16>().is_ok());
+    port.map(|port| format!(" --port {port}")).unwrap_or_default()
+}
+
 /// Says what to do next where the client's own words do not.
 fn explained(error: anyhow::Error) -> anyhow::Error {
     if error.downcast_ref::<Error>().is_some_and(|error| error.to_string().contains("\nhint: ")) {
@@ -246,7 +252,13 @@ fn explained(error: anyhow::Error) -> anyhow::Error {
         Some(error) if error.may_want_encryption() => {
             "if the master encrypts connections, its address begins with https://"
         }
-        Some(Error::Unreachable { .. }) => "start one with `instep up`, or name another with --master",
+        Some(error) if error.is_unknown_host() => {
+            "check the name in --master or INSTEP_MASTER: `getent hosts NAME` shows what this machine knows of it"
+        }
+        Some(Error::Unreachable { address, .. }) => &format!(
+            "start one with `instep up{}`, or name another with --master or INSTEP_MASTER",
+            port_option(address.as_str())
+        ),
         Some(error) if error.is_unauthenticated() => "log in with `instep login USER`",
         Some(Error::Refused { status: 403, .. }) => "`instep whoami` shows your user, `instep login USER` changes it",
         Some(Error::Address { .. }) => "use an address such as http://127.0.0.1:8080, or a host name",

@@ -28,7 +28,8 @@ pub(super) fn not_completed(client: &Client, experiment: &Experiment, with_lines
     let trials = client.get::<TrialsResponse>(&format!("/api/v1/experiments/{id}/trials"));
     let trials: Vec<Trial> = trials.map(|found| found.trials).unwrap_or_default();
     let mut failed: Vec<&Trial> = trials.iter().filter(|trial| trial.state == State::Error).collect();
-    failed.sort_by_key(|trial| trial.end_time);
+    // One that never got slots has nothing to tell.
+    failed.sort_by_key(|trial| (trial.first_run_time.is_none(), trial.end_time));
     let Some(first) = failed.first() else {
         let why = search_failure(client, trials).map(|why| format!(": {why}")).unwrap_or_default();
         return Hinted::new(format!("experiment {id} failed{why}"), all_logs).into();

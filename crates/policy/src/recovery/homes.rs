@@ -105,12 +105,13 @@ impl Homes {
         if found.len() < homeless.len() {
             return Err(homeless.len() - found.len());
         }
-        for (index, standby) in std::mem::take(&mut self.standbys).into_iter().enumerate() {
+        let mut standbys = std::mem::take(&mut self.standbys);
+        self.nodes.iter_mut().chain(&mut standbys).zip(&room).for_each(|(home, left)| home.room = *left);
+        for (index, standby) in standbys.into_iter().enumerate() {
             let is_called = called.contains(&(there + index));
             if is_called { &mut self.nodes } else { &mut self.standbys }.push(standby);
         }
         self.most_standbys -= called.len();
-        self.nodes.iter_mut().zip(&room).for_each(|(home, left)| home.room = *left);
         for (rank, node) in &found {
             self.ranks[*rank].0 = *node;
         }
@@ -187,5 +188,19 @@ mod tests {
         homes.forget(NodeId(9));
         homes.stand_by(&waiting[..2], 2);
         assert_eq!(settled(&mut homes, &[0, 1, 2, 3]), Err(2), "node 7 is for other ranks");
+    }
+
+    #[test]
+    fn a_node_that_was_called_has_no_more_room_than_it_had() {
+        let standby = |node, spares| RoundNode { node: NodeId(node), ranks: 0..0, spares, role: "a".to_owned() };
+        let mut homes = homes(&[(1, 0, "a"), (6, 0, "a")]);
+        homes.forget(NodeId(2));
+        homes.stand_by(&[standby(8, 5), standby(9, 6)], 1);
+        assert_eq!(
+            settled(&mut homes, &[1, 2, 3, 4, 5, 6]).unwrap(),
+            (1..=6).map(|rank| (rank, 9)).collect::<Vec<_>>()
+        );
+        homes.forget(NodeId(1));
+        assert_eq!(settled(&mut homes, &[0]), Err(1), "node 8 may not be called, and node 9 is full");
     }
 }

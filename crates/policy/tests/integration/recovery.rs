@@ -456,7 +456,7 @@ impl World {
 #[test]
 fn random_losses_keep_one_process_a_rank_and_every_step_is_done_once() {
     let (mut recovered, mut restarted, mut failed, mut moved, mut called_up, mut short) = (0, 0, 0, 0, 0, 0);
-    let seeds = seeds(1700, 900, &[]);
+    let seeds = seeds(1700, 900, &[139_884_034_075_126_349]);
     for seed in &seeds {
         let mut world = World::new(*seed);
         for _ in 0..MAX_TURNS {

@@ -62,9 +62,9 @@ WHEEL_DATA = ROOT / "python" / "instep.data"
 # Lies beside the package in site-packages and puts one of its folders behind site-packages on Python's path: there is
 # `smdistributed`, found only where SageMaker's own is not installed. A path alone: no code runs when Python starts.
 PATH_FILE = ("instep-smddp.pth", "instep/_smddp\n")
-# A `.pth` file of the environments that tests use. Importing torch makes two million objects, and leaving looks through
-# them again: a quarter of the time that such a process takes is garbage collection which finds nothing. Processes that a
-# test has started do without.
+# A `.pth` file of the environments that tests use. Importing torch makes two million objects, and leaving looks at them
+# again: a quarter of the time of such a process is garbage collection which finds nothing. Processes that a test has
+# started do without.
 QUICK_START = (
     "import atexit, gc, os; 'PYTEST_CURRENT_TEST' in os.environ"
     " and (gc.set_threshold(50_000), atexit.register(gc.freeze))\n"

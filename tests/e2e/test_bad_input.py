@@ -197,6 +197,8 @@ def test_word_where_none_is_taken_is_not_called_an_option(instep: Path, run: Run
         ("whoami me", "instep whoami takes no argument, but was given `me`", "`instep whoami --help`"),
         ("drill --every 1s instep run x.py", "`instep` is no option of instep drill", "instep drill -- instep run"),
         ("workspace list mine yours", "", "`instep workspace list --help`"),
+        ("up --db a.db --db b.db", "--db is given twice", "`instep up --help`"),
+        ("import determined --db x --dump y", "--db does not go with --dump", "`instep import determined --help`"),
     ):
         shown = run(instep, *words.split()).expect(2)
         assert shown.stderr.startswith(f"error: {message}"), shown

@@ -89,6 +89,23 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
             };
             Some(format!("{option} {what}\nhint: {hint}"))
         }
+        ErrorKind::ArgumentConflict => {
+            let given = text(error, ContextKind::InvalidArg)?;
+            let others = match error.get(ContextKind::PriorArg)? {
+                ContextValue::String(other) => vec![other.clone()],
+                ContextValue::Strings(others) => others.clone(),
+                _ => return None,
+            };
+            let name = |option: &str| option.split([' ', '[', '=']).next().unwrap_or(option).to_owned();
+            let what = match others.iter().any(|other| other == given) {
+                true => format!("{} is given twice", name(given)),
+                false => {
+                    let others: Vec<String> = others.iter().map(|other| name(other)).collect();
+                    format!("{} does not go with {}", name(given), others.join(" and "))
+                }
+            };
+            Some(format!("{what}\nhint: give one; `instep {subcommand} --help` describes them"))
+        }
         _ => None,
     }
 }

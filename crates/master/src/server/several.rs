@@ -92,12 +92,15 @@ pub(super) async fn stand_by(
         why = database.ended() => Some(why),
     };
     match &stepped_down {
-        None => tracing::info!("ending: another master takes over"),
+        None => tracing::info!("ending: another master may take over"),
         Some(why) => tracing::warn!(why, "stepping down, and standing by again"),
     }
     role.send_replace(Role::Nobody("this master has stepped down".to_owned()));
     serving.end(HAND_OVER).await;
     work.end().await;
+    // A signal that came meanwhile would be lost with this process: whoever stands by again begins anew.
+    let is_to_end = tokio::time::timeout(Duration::ZERO, signals.next()).await.is_ok();
+    let stepped_down = stepped_down.filter(|_| !is_to_end);
     stepped_down.map_or(Ok(()), |why| Err(ServeError::SteppedDown { why }))
 }
 

@@ -109,7 +109,7 @@ def test_an_experiments_code_files_and_logs(shell: Shell, api: Client, tmp_path:
     shell("e set log-retention 1 --days 3")
     shell("t set log-retention 1 --forever")
     assert api("GET", "/api/v1/trials/1/remaining_log_retention_days")["remainingDays"] == -1
-    assert "required" in shell("e set log-retention 1", 2).stderr
+    assert "needs --days <N> or --forever\nhint: " in shell("e set log-retention 1", 2).stderr
     shell("e delete-tb-files 1 --yes")
     assert "e" in shell("e delete-tb-files 7 --yes", 1).stderr
     shell("e download-model-def 1")

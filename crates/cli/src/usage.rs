@@ -57,6 +57,12 @@ pub(crate) fn explain(error: &Error, program: &Command, subcommand: &str) -> Opt
         }
         ErrorKind::MissingRequiredArgument => {
             let Some(ContextValue::Strings(missing)) = error.get(ContextKind::InvalidArg) else { return None };
+            // One of several stands as <--days <N>|--forever>.
+            let one_of = |name: &String| match name.strip_prefix("<--").and_then(|rest| rest.strip_suffix('>')) {
+                Some(options) => format!("--{}", options.replace('|', " or ")),
+                None => name.clone(),
+            };
+            let missing: Vec<String> = missing.iter().map(one_of).collect();
             let what = format!("instep {subcommand} needs {}", missing.join(" and "));
             Some(format!("{what}\nhint: `instep {subcommand} --help` describes it"))
         }

@@ -27,6 +27,7 @@ NEEDED = {
     "detached": ("build", "determined"),
     "e2e": ("build", "wheel"),
     "frameworks": ("build", "frameworks"),
+    "ha": ("build", "determined"),
     "managed": ("build", "determined", "frameworks"),
     "ordinary": ("build", "determined", "frameworks"),
 }

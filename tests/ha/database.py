@@ -29,6 +29,7 @@ class Way:
         self._sockets: list[socket.socket] = []
         self._at_commit: tuple[Callable[[], None], bool] | None = None
         self._lock = threading.Lock()
+        self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -66,6 +67,11 @@ class Way:
 
     def close(self) -> None:
         """End everything."""
+        with self._lock:
+            self._is_closed = True
+        # Whoever waits for a connection is woken by this alone.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.mend()
 
@@ -76,17 +82,28 @@ class Way:
                 threading.Thread(target=self._connect, args=(theirs,), daemon=True).start()
 
     def _connect(self, theirs: socket.socket) -> None:
-        self._sockets.append(theirs)
+        if not self._keep(theirs):
+            return
         self._open.wait()
         try:
             ours = socket.create_connection(("127.0.0.1", self._target))
         except OSError:
             theirs.close()
             return
-        self._sockets.append(ours)
+        if not self._keep(ours):
+            return
         for source, sink, from_master in ((theirs, ours, True), (ours, theirs, False)):
             source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._copy, args=(source, sink, from_master), daemon=True).start()
+
+    def _keep(self, one: socket.socket) -> bool:
+        """Note a connection that is to end with us; it ends at once where we have ended."""
+        with self._lock:
+            if not self._is_closed:
+                self._sockets.append(one)
+        if self._is_closed:
+            one.close()
+        return not self._is_closed
 
     def _copy(self, source: socket.socket, sink: socket.socket, from_master: bool) -> None:
         with contextlib.suppress(OSError):

@@ -133,7 +133,6 @@ class Hosts:
             address = f"http://{node.ipv4}:{PORT}"
             words = ["--host", node.ipv4, "--port", str(PORT), "--proxy-port", str(TASKS), "--advertise", address]
             words += ["--db", self._place, "--allow-host", self.here.ipv4, "--checkpoints", str(self._folder)]
-            words += ["--tls-self-signed"] if False else []
             environment = {"XDG_DATA_HOME": str(self._folder / f"host{number}"), "HOME": str(self._folder)}
             started = node.start(self._run, self._instep, "master", *words, env=environment)
             said = "leading" if number == 0 else "standing by"

@@ -6,50 +6,25 @@ import contextlib
 import shutil
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from detached.postgres import ACCESS, Postgres, as_server, program
+from managed.faults import Relay
 from ports import free_port
 
 # PostgreSQL's own word, as the driver sends it in a simple query.
 COMMIT = b"COMMIT"
 
 
-class Way:
+class Way(Relay):
     """Forwards the connections of one master to PostgreSQL."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
-        self._open = threading.Event()
-        self._open.set()
-        self._sockets: list[socket.socket] = []
         self._at_commit: tuple[Callable[[], None], bool] | None = None
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        """Forward nothing, and say nothing, as a network that is cut."""
-        self._open.clear()
-
-    def mend(self) -> None:
-        """Forward again; what was there before is gone."""
-        self.drop()
-        self._open.set()
-
-    def drop(self) -> None:
-        """End all connections."""
-        sockets, self._sockets = self._sockets, []
-        for one in sockets:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+        super().__init__(port)
 
     def lead_to(self, port: int) -> None:
         """Lead to another server from now on."""
@@ -65,60 +40,15 @@ class Way:
         """Whether the master has not committed since."""
         return self._at_commit is not None
 
-    def close(self) -> None:
-        """End everything."""
-        with self._lock:
-            self._is_closed = True
-        # Whoever waits for a connection is woken by this alone.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.mend()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                theirs, _ = self._listener.accept()
-                threading.Thread(target=self._connect, args=(theirs,), daemon=True).start()
-
-    def _connect(self, theirs: socket.socket) -> None:
-        if not self._keep(theirs):
-            return
-        self._open.wait()
-        try:
-            ours = socket.create_connection(("127.0.0.1", self._target))
-        except OSError:
-            theirs.close()
-            return
-        if not self._keep(ours):
-            return
-        for source, sink, from_master in ((theirs, ours, True), (ours, theirs, False)):
-            source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            threading.Thread(target=self._copy, args=(source, sink, from_master), daemon=True).start()
-
-    def _keep(self, one: socket.socket) -> bool:
-        """Note a connection that is to end with us; it ends at once where we have ended."""
-        with self._lock:
-            if not self._is_closed:
-                self._sockets.append(one)
-        if self._is_closed:
-            one.close()
-        return not self._is_closed
-
-    def _copy(self, source: socket.socket, sink: socket.socket, from_master: bool) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                self._open.wait()
-                if from_master and COMMIT in data and (waiting := self._take()):
-                    act, arrives = waiting
-                    if arrives:
-                        sink.sendall(data)
-                    act()
-                    break
-                sink.sendall(data)
-        for one in (source, sink):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+    def _forward(self, sink: socket.socket, data: bytes, is_request: bool) -> bool:
+        waiting = self._take() if is_request and COMMIT in data else None
+        if waiting is None:
+            return super()._forward(sink, data, is_request)
+        act, arrives = waiting
+        if arrives:
+            sink.sendall(data)
+        act()
+        return False
 
     def _take(self) -> tuple[Callable[[], None], bool] | None:
         with self._lock:

@@ -139,15 +139,18 @@ class Work:
 
 
 class Relay:
-    """Stands between an agent and the master, and can stop to forward: a network that is cut says nothing."""
+    """Stands before a server, and can stop to forward: a network that is cut says nothing."""
 
     def __init__(self, port: int) -> None:
         self._target = port
         self._connected = threading.Event()
         self._connected.set()
+        self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
+        self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.port: int = self._listener.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
@@ -161,7 +164,8 @@ class Relay:
 
     def drop(self) -> None:
         """End all connections."""
-        sockets, self._sockets = self._sockets, []
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
         for one in sockets:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -169,6 +173,11 @@ class Relay:
 
     def close(self) -> None:
         """End everything."""
+        with self._lock:
+            self._is_closed = True
+        # Whoever waits for a connection is woken by this alone.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.mend()
 
@@ -179,22 +188,41 @@ class Relay:
                 threading.Thread(target=self._connect, args=(theirs,), daemon=True).start()
 
     def _connect(self, theirs: socket.socket) -> None:
-        self._sockets.append(theirs)
+        if not self._keep(theirs):
+            return
         self._connected.wait()
         try:
             ours = socket.create_connection(("127.0.0.1", self._target))
         except OSError:
             theirs.close()
             return
-        self._sockets.append(ours)
-        for source, sink in ((theirs, ours), (ours, theirs)):
-            threading.Thread(target=self._copy, args=(source, sink), daemon=True).start()
+        if not self._keep(ours):
+            return
+        for source, sink, is_request in ((theirs, ours, True), (ours, theirs, False)):
+            with contextlib.suppress(OSError):  # dropped already
+                source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._copy, args=(source, sink, is_request), daemon=True).start()
 
-    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+    def _keep(self, one: socket.socket) -> bool:
+        """Note a connection that is to end with us; it ends at once where we have ended."""
+        with self._lock:
+            if not self._is_closed:
+                self._sockets.append(one)
+                return True
+        one.close()
+        return False
+
+    def _copy(self, source: socket.socket, sink: socket.socket, is_request: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._connected.wait()
-                sink.sendall(data)
+                if not self._forward(sink, data, is_request):
+                    break
         for one in (source, sink):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def _forward(self, sink: socket.socket, data: bytes, is_request: bool) -> bool:  # noqa: ARG002
+        """Pass something on, and say whether the connection goes on."""
+        sink.sendall(data)
+        return True

@@ -58,7 +58,7 @@ pub(super) fn reason(client: &Client, trial: &Trial) -> Option<String> {
 fn search_failure(client: &Client, mut trials: Vec<Trial>) -> Option<String> {
     trials.sort_by_key(|trial| std::cmp::Reverse(trial.end_time));
     let why = trials.iter().take(LAST_TRIALS).find_map(|trial| last_error(client, trial).ok().flatten())?;
-    Some(why.strip_prefix("the experiment fails: ").map_or(why.clone(), str::to_owned))
+    Some(why.strip_prefix("the experiment fails: ").unwrap_or(&why).to_owned())
 }
 
 /// The first line of the last error in a trial's log; its hint is not among it.

@@ -320,9 +320,12 @@ fn reconfigurations_leave_no_connection_and_no_thread_of_any_channel() {
 #[test]
 fn a_rank_that_leaves_in_the_middle_of_a_large_operation_is_named_at_once() {
     for options in [in_network_channels(tcp()), in_network_channels(encrypted())] {
+        let barrier = Barrier::new(3);
         let errors = threads(3, &options, |group| {
             let mut values = vec![1f32; 3_000_000];
             group.all_reduce(&mut values, Reduction::Sum).unwrap();
+            // An abort does not wait for what others still have to receive of the operation before.
+            barrier.wait();
             if group.rank() == Rank(1) {
                 let (input, output) = (Source::of(&values), Target::of(&mut values));
                 let operation = Operation::AllReduce { input, output, dtype: DataType::F32, reduction: Reduction::Max };
@@ -566,9 +569,11 @@ fn errors_of_a_channel_name_the_whole_call() {
 }
 
 fn errors_name_the_whole_call(options: &Options) {
+    let completed = Barrier::new(3);
     let errors = threads(3, options, |group| {
         let mut values = vec![1f32; 30_000 + group.rank().0 / 2];
         group.all_reduce(&mut [1f32; 30_000], Reduction::Sum).unwrap();
+        completed.wait();
         group.all_reduce(&mut values, Reduction::Sum).unwrap_err().to_string()
     });
     assert!(errors.iter().all(|error| error.contains("30000 × f32") && error.contains("30001 × f32")), "{errors:?}");

@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sqlite3
+import ssl
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,19 +48,27 @@ class Failed(Exception):
 
 
 class Client:
-    """Speaks JSON to a master."""
+    """Speaks JSON to a master; to one that encrypts, if it shows a certificate that is trusted."""
 
-    def __init__(self, address: str, token: str | None = None) -> None:
+    def __init__(self, address: str, token: str | None = None, trusted: Path | None = None) -> None:
         self.address = address
         self.token = token
+        self._trusted = trusted
+
+    def connection(self, seconds: float = 30) -> http.client.HTTPConnection:
+        """A connection to the master, which is made when it is used."""
+        parts = urlsplit(self.address)
+        assert parts.hostname is not None
+        if self._trusted is None:
+            return http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
+        context = ssl.create_default_context(cafile=str(self._trusted))
+        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=context)
 
     def raw(
         self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, dict[str, str], bytes]:
         """Send bytes as they are; give status, headers and body."""
-        parts = urlsplit(self.address)
-        assert parts.hostname is not None
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+        connection = self.connection()
         try:
             all_headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
             connection.request(method, path, body=body, headers={**all_headers, **(headers or {})})
@@ -99,7 +108,7 @@ class Client:
     def login(self, username: str = "determined", password: str = "") -> Client:
         """A client that speaks for a user."""
         request = {"username": username, "password": password, "isHashed": False}
-        return Client(self.address, self("POST", "/api/v1/auth/login", request)["token"])
+        return Client(self.address, self("POST", "/api/v1/auth/login", request)["token"], self._trusted)
 
 
 def plain(text: str) -> object:

@@ -153,6 +153,9 @@ def test_encrypted_masters_know_each_other_and_clients_know_both(
     roles = {each["address"]: each["role"] for each in ask("master", "status", "-m", both)}
     assert roles == {first.address: "leader", second.address: "standby"}
     assert ask("whoami", "-m", both)["username"] == "determined"
+    # OpenSSL, too, finds the certificate of each among those of both.
+    for each in (first, second):
+        assert Client(each.address, trusted=certificates)("GET", "/info")["version"]
 
     # One that is ended in order leaves the lock behind, and clients go to the other.
     first.signal(signal.SIGTERM)

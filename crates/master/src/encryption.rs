@@ -14,6 +14,8 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName,
 use tokio_rustls::rustls::{self, ClientConfig, DigitallySignedStruct, ServerConfig, SignatureScheme};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use crate::random;
+
 /// Where the certificate comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -54,14 +56,24 @@ impl Encryption {
 
 fn make(certificate: &Path, key: &Path, names: &[String]) -> Result<(), EncryptionError> {
     let failed = |path: &Path, why: String| EncryptionError { path: path.to_owned(), why };
-    let made =
-        rcgen::generate_simple_self_signed(names.to_vec()).map_err(|error| failed(certificate, error.to_string()))?;
-    // The key first: a certificate without its key would not be made again, and never work.
-    for (path, text) in [(key, made.signing_key.serialize_pem()), (certificate, made.cert.pem())] {
-        let file = std::fs::File::options().create(true).write(true).truncate(true).mode(0o600).open(path);
+    let made = self_signed(names).map_err(|error| failed(certificate, error.to_string()))?;
+    // The key first: a certificate without its key would not be made again, and never work. Everybody is shown the
+    // certificate who connects, and other users need it in order to.
+    let files = [(key, made.signing_key.serialize_pem(), 0o600), (certificate, made.cert.pem(), 0o644)];
+    for (path, text, mode) in files {
+        let file = std::fs::File::options().create(true).write(true).truncate(true).mode(mode).open(path);
         file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| failed(path, error.to_string()))?;
     }
     Ok(())
+}
+
+/// Makes a certificate with a subject that no other has: of several with one subject in a file, OpenSSL tries the first only.
+fn self_signed(names: &[String]) -> Result<rcgen::CertifiedKey<rcgen::KeyPair>, rcgen::Error> {
+    let signing_key = rcgen::KeyPair::generate()?;
+    let mut wanted = rcgen::CertificateParams::new(names.to_vec())?;
+    wanted.distinguished_name.push(rcgen::DnType::CommonName, format!("instep master {}", random::uuid()));
+    let cert = wanted.self_signed(&signing_key)?;
+    Ok(rcgen::CertifiedKey { cert, signing_key })
 }
 
 /// Reads the files and makes what takes connections with them.
@@ -174,8 +186,9 @@ mod tests {
         let first = std::fs::read(&certificate).unwrap();
         Encryption::SelfSigned.files(&database, &names).unwrap();
         assert_eq!(std::fs::read(&certificate).unwrap(), first);
-        let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&key).unwrap().permissions());
-        assert_eq!(mode & 0o077, 0);
+        let mode = |path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(path).unwrap().permissions());
+        assert_eq!(mode(&key) & 0o077, 0);
+        assert_eq!(mode(&certificate) & 0o133, 0);
     }
 
     #[tokio::test]

@@ -17,6 +17,10 @@ use super::{context, information, master, storage};
 use crate::folder::{TaskFolder, read_bounded};
 use crate::order::TaskOrder;
 
+/// Where the certificates that masters may show lie in a task's `run`.
+const CERTIFICATES: &str = "ssl/master.crt";
+/// Which certificates Python's `requests` trusts: before those that Determined's client was given for the master.
+const BUNDLES: [&str; 2] = ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
 /// Bytes of what a hook leaves: an environment is no longer than a few megabytes.
 const LONGEST_LEFT: u64 = 16 << 20;
 
@@ -47,6 +51,79 @@ pub fn programs(share: &TaskFolder, order: &TaskOrder) -> io::Result<()> {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
     }
     Ok(())
+}
+
+/// Copies the certificates of masters to where the task's user can read them, which may not hold for the agent's file. What
+/// the agent has its programs trust besides is joined with them, in a file for each variable that names some.
+pub fn certificates(share: &TaskFolder, order: &TaskOrder, inherited: &Variables) -> io::Result<()> {
+    let machine = &order.machine;
+    let is_encrypted = [&machine.master, &machine.masters].iter().any(|addresses| addresses.contains("https://"));
+    let Some(path) = machine.certificates.as_ref().filter(|_| is_encrypted) else { return Ok(()) };
+    let own = fs::read(path).map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot read the master's certificates in {}: {error}", path.display()))
+    })?;
+    let run = share.join("run");
+    fs::create_dir_all(run.join("ssl"))?;
+    fs::write(run.join(CERTIFICATES), &own)?;
+    for (name, path) in bundles(inherited) {
+        // One that cannot be joined is said in the task's log.
+        if let Ok(others) = fs::read(path) {
+            fs::write(bundle(&run, name), [&own[..], b"\n", &others[..]].concat())?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets the task and its supervisor use them.
+pub fn use_certificates(view: &View, order: &mut TaskOrder, inherited: &mut Variables) {
+    let own = view.run.join(CERTIFICATES);
+    if !own.exists() {
+        return;
+    }
+    order.start.notes.extend(distrust(order, &own));
+    order.machine.certificates = Some(own);
+    for (name, path) in bundles(&inherited.clone()) {
+        let joined = bundle(&view.run, name);
+        if joined.exists() {
+            inherited.insert(name.into(), joined.into_os_string());
+        } else {
+            let path = Path::new(path).display();
+            order.start.notes.push(format!(
+                "{name} of this agent, {path}, is not a file that can be read: programs that use it do not trust the master\n\
+                 hint: let it name a file, or start the agent without it"
+            ));
+        }
+    }
+}
+
+/// What to say of those that the user names: Determined's client would try in vain for half an hour, without a word.
+fn distrust(order: &TaskOrder, own: &Path) -> Vec<String> {
+    let known = fs::read(own).unwrap_or_default();
+    let known = known.trim_ascii();
+    let named = order.start.user_environment.iter().filter_map(|entry| entry.split_once('='));
+    let named = named.filter(|(name, path)| BUNDLES.contains(name) && !path.is_empty());
+    let without = named.filter(|(_, path)| {
+        let others = read_bounded(Path::new(path), LONGEST_LEFT).unwrap_or_default();
+        !others.windows(known.len().max(1)).any(|part| part == known)
+    });
+    let said = without.map(|(name, path)| {
+        format!(
+            "the master's certificate is not in {name}, {path}: Determined's client will not trust the master\n\
+             hint: name a file that also has the certificates in DET_MASTER_CERT_FILE"
+        )
+    });
+    said.collect()
+}
+
+/// The variables that name certificates to trust, and which.
+fn bundles(inherited: &Variables) -> impl Iterator<Item = (&'static str, &OsStr)> {
+    let named = BUNDLES.into_iter().filter_map(|name| Some((name, inherited.get(OsStr::new(name))?.as_os_str())));
+    named.filter(|(_, path)| !path.is_empty())
+}
+
+/// Where those that a variable names lie together with the master's.
+fn bundle(run: &Path, name: &str) -> PathBuf {
+    run.join(CERTIFICATES).with_file_name(name)
 }
 
 /// The paths that must stay reachable in a private `/tmp`.
@@ -188,4 +265,59 @@ pub fn after_hook(left: &Path) -> Option<(Variables, PathBuf)> {
     let folder = read_bounded(&left.join("hook.folder"), LONGEST_LEFT).ok()?;
     let folder = folder.strip_suffix(b"\n").unwrap_or(&folder).to_vec();
     Some((entries.collect(), PathBuf::from(std::ffi::OsString::from_vec(folder))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::order;
+    use super::*;
+
+    #[test]
+    fn certificates_are_where_the_task_finds_them_and_joined_with_those_of_the_agent() {
+        let place = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| {
+            fs::write(place.path().join(name), text).unwrap();
+            place.path().join(name)
+        };
+        let share = TaskFolder::at(place.path().join("share"));
+        folders(&share).unwrap();
+        let view = View { run: share.join("run"), tmp: share.join("tmp"), programs: share.join("run"), shim: None };
+        let agent_s: Variables = [
+            ("REQUESTS_CA_BUNDLE".into(), put("others.pem", "others").into_os_string()),
+            ("CURL_CA_BUNDLE".into(), place.path().as_os_str().to_owned()),
+        ]
+        .into();
+        let mut wanted = order();
+        wanted.machine.certificates = Some(put("master.pem", "master"));
+
+        let (mut plain, mut inherited) = (wanted.clone(), agent_s.clone());
+        certificates(&share, &plain, &inherited).unwrap();
+        use_certificates(&view, &mut plain, &mut inherited);
+        assert_eq!((&plain, &inherited), (&wanted, &agent_s), "nobody encrypts");
+
+        wanted.machine.masters = "https://a:1,https://b:1".to_owned();
+        certificates(&share, &wanted, &agent_s).unwrap();
+        let (mut known, mut inherited) = (wanted.clone(), agent_s.clone());
+        use_certificates(&view, &mut known, &mut inherited);
+        assert_eq!(fs::read(known.machine.certificates.unwrap()).unwrap(), b"master");
+        assert_eq!(fs::read(&inherited[OsStr::new("REQUESTS_CA_BUNDLE")]).unwrap(), b"master\nothers");
+        assert_eq!(inherited[OsStr::new("CURL_CA_BUNDLE")], agent_s[OsStr::new("CURL_CA_BUNDLE")]);
+        let [note] = &known.start.notes[..] else { panic!("not one note") };
+        assert!(note.starts_with("CURL_CA_BUNDLE of this agent, "), "{note}");
+
+        wanted.start.user_environment = [
+            "A=1".to_owned(),
+            format!("CURL_CA_BUNDLE={}", put("theirs.pem", "theirs").display()),
+            format!("REQUESTS_CA_BUNDLE={}", put("both.pem", "theirs\nmaster\n").display()),
+        ]
+        .into();
+        let mut known = wanted.clone();
+        use_certificates(&view, &mut known, &mut Variables::new());
+        let [note] = &known.start.notes[..] else { panic!("not one note") };
+        assert!(note.starts_with("the master's certificate is not in CURL_CA_BUNDLE, "), "{note}");
+
+        fs::remove_file(place.path().join("master.pem")).unwrap();
+        let refused = certificates(&share, &wanted, &agent_s).unwrap_err().to_string();
+        assert!(refused.starts_with("cannot read the master's certificates in "), "{refused}");
+    }
 }

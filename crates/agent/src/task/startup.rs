@@ -1,8 +1,10 @@
 //! How the inner process of a task begins: it receives its order, makes the task's view of the machine with the rights of the
 //! agent, and gives them up for those of the task's user.
 
+use std::error::Error as _;
 use std::fs::{self, File};
 use std::io;
+use std::iter::successors;
 
 use instep_api::link::{Ending, Exit, RunAs};
 use instep_api::states::LogLevel;
@@ -39,7 +41,7 @@ pub enum Outcome {
 
 /// Runs a share that the guardian has claimed; `pipe` is where the guardian sends the order.
 pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::Result<Outcome> {
-    let (order, orders) = Orders::receive(pipe)?;
+    let (mut order, orders) = Orders::receive(pipe)?;
     let _looking_after = folder.look_after()?;
     if let Some(Err(error)) = order.cgroup.as_ref().map(TaskGroup::join) {
         return Ok(Outcome::Ended(Exit::Failed { why: format!("cannot limit the task: {error}") }.into()));
@@ -80,9 +82,20 @@ pub fn run(folder: &ShareFolder, pipe: File, plain: bool, guardian: i32) -> io::
         return Ok(Outcome::Abandoned);
     }
     match view.and_then(|view| reachable(&view).map(|()| view)) {
-        Ok(view) => Ok(Outcome::Ended(supervisor::supervise(orders, order, view, inherited)?)),
+        Ok(view) => {
+            preparation::use_certificates(&view, &mut order, &mut inherited);
+            let ended = supervisor::supervise(orders, order, view, inherited);
+            Ok(Outcome::Ended(ended.unwrap_or_else(|error| cannot_supervise(&error).into())))
+        }
         Err(error) => Ok(Outcome::Ended(fail_early(&task, &order, error.to_string()))),
     }
+}
+
+/// The end of a share that nobody can look after: it will be no better at once, so it is not called lost.
+fn cannot_supervise(error: &io::Error) -> Exit {
+    let causes = successors(error.source(), |cause| (*cause).source());
+    let causes: String = causes.map(|cause| format!(": {cause}")).collect();
+    Exit::Failed { why: format!("cannot supervise the task: {error}{causes}") }
 }
 
 /// What the machine does not know of the task's user, and programs in the task ask for.
@@ -122,7 +135,7 @@ fn build_view(
         shared_memory_bytes: order.start.shared_memory_bytes,
         rules,
     };
-    fill(folder, order, account).map_err(failed)?;
+    fill(folder, order, inherited, account).map_err(failed)?;
     let view = match account {
         _ if !plain => return view::isolated(folder, &wanted).map(|(view, opened)| (view, Some(opened))),
         Some(account) => {
@@ -135,13 +148,14 @@ fn build_view(
 }
 
 /// Makes what is in a task's folder, for the task's user.
-fn fill(folder: &TaskFolder, order: &TaskOrder, account: Option<&Account>) -> io::Result<()> {
+fn fill(folder: &TaskFolder, order: &TaskOrder, inherited: &Variables, account: Option<&Account>) -> io::Result<()> {
     for name in ["run", "tmp"] {
         // A first try may have left something.
         let _ = fs::remove_dir_all(folder.join(name));
     }
     preparation::folders(folder)?;
     preparation::programs(folder, order)?;
+    preparation::certificates(folder, order, inherited)?;
     // Before anything is mounted below it: only what is the share's own changes hands.
     account.map_or(Ok(()), |account| account.give_content(folder.path()))
 }
@@ -180,7 +194,7 @@ mod tests {
         let account = Account::find(&RunAs::unnamed(uid, getegid().as_raw())).unwrap();
         let place = tempfile::tempdir().unwrap();
         let folder = TaskFolder::at(place.path());
-        fill(&folder, &order(), Some(&account)).unwrap();
+        fill(&folder, &order(), &Variables::new(), Some(&account)).unwrap();
         let owner = |name: &str| fs::symlink_metadata(folder.join(name)).unwrap().uid();
         assert_eq!(fs::metadata(folder.path()).unwrap().uid(), geteuid().as_raw());
         for name in ["run", "tmp", "run/info", "run/train/logs", "run/programs/instep"] {

@@ -1,5 +1,7 @@
 """The host of the leader is lost: scripts of Determined on another host go on, and so does `det` by a load balancer.
 
+Over http and over https, with certificates that are trusted by nobody else.
+
 The hosts are network namespaces: two with a master each, the second one with an agent, and one for people and the
 load balancer.
 """
@@ -16,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -32,6 +35,9 @@ from .conftest import TAKEOVER_S, Masters
 __all__ = ["determined", "network"]
 
 PORT, TASKS, BALANCER = 8080, 8081, 9090
+# What programs trust that were told nothing else. Determined's HTTP library would have it win over the certificate that
+# its client was given.
+NO_OTHERS = {"REQUESTS_CA_BUNDLE": "", "CURL_CA_BUNDLE": ""}
 SCRIPT = """
 import logging, os, pathlib, sys, time
 import determined as det
@@ -57,7 +63,7 @@ with core.init() as context:
 class Balancer:
     """Carries each connection to the first master that says it is well, as load balancers do."""
 
-    def __init__(self, address: str, masters: list[str]) -> None:
+    def __init__(self, address: str, masters: list[Client]) -> None:
         self._masters = masters
         self._listener = socket.create_server((address, BALANCER))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -68,8 +74,8 @@ class Balancer:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _is_well(self, host: str) -> bool:
-        connection = http.client.HTTPConnection(host, PORT, timeout=1)
+    def _is_well(self, master: Client) -> bool:
+        connection = master.connection(1)
         try:
             connection.request("GET", "/health", headers={"Host": "localhost"})
             return connection.getresponse().status == 200
@@ -86,9 +92,10 @@ class Balancer:
 
     def _connect(self, theirs: socket.socket) -> None:
         with theirs:
-            host = next((host for host in self._masters if self._is_well(host)), None)
-            if host is None:
+            master = next((master for master in self._masters if self._is_well(master)), None)
+            if master is None:
                 return
+            host = urlsplit(master.address).hostname
             with contextlib.suppress(OSError), socket.create_connection((host, PORT), timeout=2) as ours:
                 ours.settimeout(None)
                 inward = threading.Thread(target=self._copy, args=(ours, theirs), daemon=True)
@@ -120,8 +127,10 @@ class Hosts:
         self.hosts = network.nodes[:2]
         self.here = network.nodes[2]
         self.running: list[Running] = []
+        # The masters' certificates, if they encrypt.
+        self.trusted: Path | None = None
 
-    def start(self) -> list[str]:
+    def start(self, scheme: str) -> list[str]:
         """Start the masters; give their addresses, the leader's first."""
         alone = Masters(self._run, self._instep, self._folder, self._place, self._wait_until)
         first = alone.start()
@@ -130,22 +139,32 @@ class Hosts:
         first.process.wait().expect(0)
         addresses = []
         for number, node in enumerate(self.hosts):
-            address = f"http://{node.ipv4}:{PORT}"
+            address = f"{scheme}://{node.ipv4}:{PORT}"
             words = ["--host", node.ipv4, "--port", str(PORT), "--proxy-port", str(TASKS), "--advertise", address]
             words += ["--db", self._place, "--allow-host", self.here.ipv4, "--checkpoints", str(self._folder)]
+            words += ["--tls-self-signed"] if scheme == "https" else []
             environment = {"XDG_DATA_HOME": str(self._folder / f"host{number}"), "HOME": str(self._folder)}
             started = node.start(self._run, self._instep, "master", *words, env=environment)
             said = "leading" if number == 0 else "standing by"
             self._wait_until(lambda run=started, said=said: said in run.stderr, 60, lambda run=started: run.stderr)
             self.running.append(started)
             addresses.append(address)
+        if scheme == "https":
+            self.trusted = self._folder / "trusted.pem"
+            made = sorted(self._folder.glob("host*/instep/*.cert.pem"))
+            self.trusted.write_text("".join(path.read_text() for path in made))
         return addresses
+
+    @property
+    def certificates(self) -> dict[str, str]:
+        """The variables of clients that trust the masters."""
+        return {**NO_OTHERS, "DET_MASTER_CERT_FILE": str(self.trusted)} if self.trusted else {}
 
     def start_agent(self, addresses: list[str], python: Path, token: str) -> None:
         """Start an agent on the second host, which asks the master there first."""
         words = ["--master", ",".join(reversed(addresses)), "--name", "two", "--slots", "1", "--python", str(python)]
         words += ["--state-folder", str(self._folder / "agent"), "--token", token, "--default-user", "root"]
-        environment = {"HOME": str(self._folder)}
+        environment = {"HOME": str(self._folder), **self.certificates}
         agent = self.hosts[1].start(self._run, self._instep, "agent", *words, env=environment)
         self._wait_until(lambda: "offers 1 slot" in agent.stderr + agent.stdout, 30, lambda: agent.stderr)
 
@@ -175,11 +194,13 @@ def hosts(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("network", [3], indirect=True)
+@pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_script_of_determined_and_det_do_not_notice_that_the_leader_s_host_is_lost(
-    hosts: Hosts, run: Runner, determined: Path, tmp_path: Path, wait_until: Callable[..., None]
+    hosts: Hosts, scheme: str, run: Runner, determined: Path, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
-    addresses = hosts.start()
-    second = Client(addresses[1])
+    addresses = hosts.start(scheme)
+    masters = [Client(address, trusted=hosts.trusted) for address in addresses]
+    second = masters[1]
     admin = second.login("admin", PASSWORD)
     hosts.start_agent(addresses, determined, admin("POST", "/api/v1/agents/tokens", {"name": "all"})["token"])
     api = second.login(password=PASSWORD)
@@ -206,13 +227,14 @@ def test_a_script_of_determined_and_det_do_not_notice_that_the_leader_s_host_is_
         path = watch / "step"
         return int(path.read_text() or 0) if path.exists() else 0
 
-    balancer = Balancer(hosts.here.ipv4, [node.ipv4 for node in hosts.hosts])
+    balancer = Balancer(hosts.here.ipv4, masters)
     settings = {
-        "DET_MASTER": f"http://{hosts.here.ipv4}:{BALANCER}",
+        "DET_MASTER": f"{scheme}://{hosts.here.ipv4}:{BALANCER}",
         "DET_USER": "determined",
         "DET_PASS": PASSWORD,
         "DET_DEBUG_CONFIG_PATH": str(tmp_path / "client"),
         "HOME": str(tmp_path),
+        **hosts.certificates,
     }
     det = Commands(run, determined, settings)
     wait_until(lambda: step() > 3, 60, told)

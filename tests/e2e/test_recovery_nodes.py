@@ -521,10 +521,13 @@ def test_a_hundred_nodes_are_lost_and_the_bits_are_the_same(
                 kill_node(jobs[node])
             else:
                 network.cut_link(network.nodes[node])
-            recovered = f"is next (generation {generation})"
-            wait_until(lambda r=recovered, j=jobs: r in j[0].stderr, 60, lambda j=jobs, s=said: s + j[0].stderr)
-            events = training.cluster.events(0, "step_recovered")
-            [resumed] = [event["time"] for event in events if event["generation"] == generation]
+
+            def recovered(generation: int = generation) -> list[float]:
+                events = training.cluster.events(0, "step_recovered")
+                return [event["time"] for event in events if event["generation"] == generation]
+
+            wait_until(recovered, 60, lambda j=jobs, s=said: s + j[0].stderr)
+            [resumed] = recovered()
             took.append(resumed - struck)
         jobs[0].wait(180).expect(0)
         for node in (1, 2):

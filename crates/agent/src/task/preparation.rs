@@ -282,7 +282,7 @@ mod tests {
         let share = TaskFolder::at(place.path().join("share"));
         folders(&share).unwrap();
         let view = View { run: share.join("run"), tmp: share.join("tmp"), programs: share.join("run"), shim: None };
-        let agent_s: Variables = [
+        let of_agent: Variables = [
             ("REQUESTS_CA_BUNDLE".into(), put("others.pem", "others").into_os_string()),
             ("CURL_CA_BUNDLE".into(), place.path().as_os_str().to_owned()),
         ]
@@ -290,18 +290,18 @@ mod tests {
         let mut wanted = order();
         wanted.machine.certificates = Some(put("master.pem", "master"));
 
-        let (mut plain, mut inherited) = (wanted.clone(), agent_s.clone());
+        let (mut plain, mut inherited) = (wanted.clone(), of_agent.clone());
         certificates(&share, &plain, &inherited).unwrap();
         use_certificates(&view, &mut plain, &mut inherited);
-        assert_eq!((&plain, &inherited), (&wanted, &agent_s), "nobody encrypts");
+        assert_eq!((&plain, &inherited), (&wanted, &of_agent), "nobody encrypts");
 
         wanted.machine.masters = "https://a:1,https://b:1".to_owned();
-        certificates(&share, &wanted, &agent_s).unwrap();
-        let (mut known, mut inherited) = (wanted.clone(), agent_s.clone());
+        certificates(&share, &wanted, &of_agent).unwrap();
+        let (mut known, mut inherited) = (wanted.clone(), of_agent.clone());
         use_certificates(&view, &mut known, &mut inherited);
         assert_eq!(fs::read(known.machine.certificates.unwrap()).unwrap(), b"master");
         assert_eq!(fs::read(&inherited[OsStr::new("REQUESTS_CA_BUNDLE")]).unwrap(), b"master\nothers");
-        assert_eq!(inherited[OsStr::new("CURL_CA_BUNDLE")], agent_s[OsStr::new("CURL_CA_BUNDLE")]);
+        assert_eq!(inherited[OsStr::new("CURL_CA_BUNDLE")], of_agent[OsStr::new("CURL_CA_BUNDLE")]);
         let [note] = &known.start.notes[..] else { panic!("not one note") };
         assert!(note.starts_with("CURL_CA_BUNDLE of this agent, "), "{note}");
 
@@ -317,7 +317,7 @@ mod tests {
         assert!(note.starts_with("the master's certificate is not in CURL_CA_BUNDLE, "), "{note}");
 
         fs::remove_file(place.path().join("master.pem")).unwrap();
-        let refused = certificates(&share, &wanted, &agent_s).unwrap_err().to_string();
+        let refused = certificates(&share, &wanted, &of_agent).unwrap_err().to_string();
         assert!(refused.starts_with("cannot read the master's certificates in "), "{refused}");
     }
 }

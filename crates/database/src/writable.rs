@@ -33,6 +33,10 @@ impl Database {
             )?;
             Ok(())
         });
-        Ok(tried.await.err().map(|error| error.to_string()))
+        match tried.await {
+            Ok(()) => Ok(None),
+            Err(error) if error.is_lost() => Err(error),
+            Err(error) => Ok(Some(error.to_string())),
+        }
     }
 }

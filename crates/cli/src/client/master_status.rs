@@ -194,7 +194,10 @@ pub(super) fn run(arguments: &MasterStatusArguments) -> anyhow::Result<()> {
     match verdict(&found) {
         Verdict::Led => Ok(()),
         Verdict::LedElsewhere { leader, by } => {
-            say(&format!("note: {by} says that {leader} leads, which gives no answer from here"));
+            say(&format!(
+                "note: {by} says that {} leads, which gives no answer from here",
+                table::on_one_line(&leader)
+            ));
             Ok(())
         }
         Verdict::NotLed(what) => {

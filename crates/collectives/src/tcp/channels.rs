@@ -93,15 +93,20 @@ impl ChannelThread {
 impl RunningChannels<'_> {
     /// Waits for all; gives the first error.
     fn end(&mut self) -> Result<(), Error> {
-        let mut result = Ok(());
+        let (mut result, mut panicked) = (Ok(()), false);
         for OtherChannel { transport, thread } in std::mem::take(&mut self.channels) {
             // Nobody has it who was not given anything.
             let (Some(thread), None) = (thread, &transport) else { continue };
-            let answer = thread.answers.recv().expect("a channel answers every job");
+            let Ok(answer) = thread.answers.recv() else {
+                panicked = true;
+                continue;
+            };
             self.touched |= answer.transport.output() == Output::Undefined;
             *transport = Some(answer.transport);
             result = result.and(answer.result);
         }
+        // Not before all have ended: they have the caller's memory.
+        assert!(!panicked, "a channel answers every job");
         result
     }
 }

@@ -151,7 +151,7 @@ pub(crate) struct Agents {
 /// Whether an agent can have this name.
 pub(crate) fn can_name_an_agent(name: &str) -> bool {
     let proper = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-    (1..=255).contains(&name.len()) && name.chars().all(proper)
+    (1..=LONGEST_TEXT).contains(&name.len()) && name.chars().all(proper)
 }
 
 /// Bytes of a text that an agent says of itself.
@@ -159,8 +159,15 @@ const LONGEST_TEXT: usize = 255;
 /// Slots of an agent.
 const MOST_DEVICES: usize = 4096;
 
-/// What is wrong with what an agent says of itself: people are shown it, and the scheduler counts with it.
-fn contradiction(hello: &Hello) -> Option<String> {
+/// What is wrong with what an agent says of itself: people are shown it, and the scheduler counts with it. Repeats nothing long.
+pub(crate) fn fault_of(hello: &Hello) -> Option<String> {
+    if hello.agent.len() > LONGEST_TEXT {
+        return Some(format!("the agent's name is longer than {LONGEST_TEXT} bytes"));
+    }
+    if !can_name_an_agent(&hello.agent) {
+        let hint = "use letters, digits, dots and dashes";
+        return Some(format!("`{}` cannot be the name of an agent\nhint: {hint}", hello.agent));
+    }
     let served = match &hello.serves {
         Serves::User { name } => Some(name),
         Serves::Everybody | Serves::First => None,
@@ -264,13 +271,7 @@ impl Agents {
 
     /// Why an agent is refused.
     fn objection(&self, hello: &Hello) -> Option<String> {
-        if !can_name_an_agent(&hello.agent) {
-            return Some(format!(
-                "`{}` cannot be the name of an agent\nhint: use letters, digits, dots and dashes",
-                hello.agent
-            ));
-        }
-        if let Some(why) = contradiction(hello) {
+        if let Some(why) = fault_of(hello) {
             return Some(why);
         }
         let theirs = Speaker { protocol: hello.protocol, version: &hello.version };
@@ -442,9 +443,11 @@ mod tests {
             serves: Serves::Everybody,
             bound: None,
         };
-        assert_eq!(contradiction(&hello()), None);
+        assert_eq!(fault_of(&hello()), None);
         type Spoil = fn(&mut Hello);
-        let wrong: [(&str, Spoil); 6] = [
+        let wrong: [(&str, Spoil); 8] = [
+            ("name is longer", |hello| hello.agent = "a".repeat(1 << 20)),
+            ("cannot be the name", |hello| hello.agent = "a b".to_owned()),
             ("pool has the control", |hello| hello.pool = "\u{1b}[2J".to_owned()),
             ("version is longer", |hello| hello.version = "1".repeat(256)),
             ("address has the control", |hello| hello.addresses.push("a\nb".to_owned())),
@@ -455,8 +458,8 @@ mod tests {
         for (expected, spoil) in wrong {
             let mut hello = hello();
             spoil(&mut hello);
-            let why = contradiction(&hello).unwrap();
-            assert!(why.contains(expected), "{why}");
+            let why = fault_of(&hello).unwrap();
+            assert!(why.contains(expected) && why.len() < 400, "{why}");
         }
     }
 }

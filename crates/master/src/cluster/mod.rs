@@ -68,7 +68,7 @@ use crate::engines::options::EngineOptions;
 use crate::notices::Notices;
 use actor::Actor;
 use agents::Agents;
-pub(crate) use agents::{Availability, Room, can_name_an_agent};
+pub(crate) use agents::{Availability, Room, can_name_an_agent, fault_of};
 use allocation::Gathered;
 pub(crate) use allocation::{Brought, Signal};
 pub(crate) use changes::{JobChange, JobOf};

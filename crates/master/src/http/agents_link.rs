@@ -16,7 +16,7 @@ use super::reply::{Json, Nothing, Reply};
 use crate::application::Application;
 use crate::audit::Noted;
 use crate::clock::now;
-use crate::cluster::{Cluster, DEFAULT_POOL, Refusal, can_name_an_agent};
+use crate::cluster::{Cluster, DEFAULT_POOL, Refusal, can_name_an_agent, fault_of};
 use crate::names;
 use crate::passwords::token_hash;
 use crate::peer::Peer;
@@ -232,6 +232,12 @@ fn misplaced(peer: Peer, hello: &Hello) -> Option<String> {
 
 async fn talk(mut socket: WebSocket, cluster: Cluster, mut permit: Permit) {
     let Ok(Some(hello)) = tokio::time::timeout(HELLO, first_word(&mut socket)).await else { return };
+    // Before anything of it is logged or said again: it may have megabytes.
+    if let Some(why) = fault_of(&hello) {
+        tracing::warn!(why, "refused an agent");
+        let _ = send(&mut socket, &Order::Refused { why }).await;
+        return;
+    }
     let agent = hello.agent.clone();
     if let Some(why) = permit.objection(&hello) {
         tracing::warn!(agent, why, "refused an agent");

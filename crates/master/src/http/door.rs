@@ -17,7 +17,7 @@ use hyper_util::service::TowerToHyperService;
 use instep_api::error::Code;
 use instep_database::{Database, LEASE, Leader, Seat};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
 
 use super::failure::Failure;
@@ -34,6 +34,8 @@ use crate::telemetry;
 const HOLD: Duration = Duration::from_secs(5);
 /// The same where the leader is known and cannot be reached: until its lease has expired, and another one leads.
 const LONGEST: Duration = Duration::from_secs(LEASE.as_secs() + 2 * HOLD.as_secs());
+/// So often a leader may be lost while it has the same request: one that ends whoever is asked is not asked of everybody.
+const LOSSES: usize = 3;
 /// Before the leader is tried once more.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -58,12 +60,15 @@ pub(crate) struct Door {
     way: Mutex<Option<Arc<Way>>>,
     /// The term of the leader of whom it was said that it cannot be reached.
     complained: AtomicI64,
+    /// Bytes of requests that may be kept at a time.
+    room: Arc<Semaphore>,
 }
 
 impl Door {
     pub(crate) fn new(port: Port, own: &Seat, allowed_hosts: Vec<String>, role: watch::Receiver<Role>) -> Arc<Door> {
         let (routes, way, complained) = (OnceLock::new(), Mutex::default(), AtomicI64::default());
-        Arc::new(Door { port, own: own.clone(), allowed_hosts, role, routes, way, complained })
+        let room = Arc::new(Semaphore::new(KEPT_TOGETHER));
+        Arc::new(Door { port, own: own.clone(), allowed_hosts, role, routes, way, complained, room })
     }
 
     /// What serves at this door.
@@ -98,7 +103,7 @@ impl Door {
             request_id::mark(response, &id)
         };
         let (mut role, begin) = (self.role.clone(), Instant::now());
-        let (mut deadline, mut trouble) = (begin + HOLD, None);
+        let (mut deadline, mut trouble, mut losses) = (begin + HOLD, None, 0);
         loop {
             let current = role.borrow_and_update().clone();
             match current {
@@ -121,6 +126,12 @@ impl Door {
                         Ok(response) => return response,
                         Err(Ended::Refused(failure)) => return refused(failure),
                         Err(Ended::Lost(copy, why)) => {
+                            losses += 1;
+                            if losses == LOSSES {
+                                return refused(Failure::bad_gateway(format!(
+                                    "{why}\nhint: it was asked {losses} times"
+                                )));
+                            }
                             // However long the leader had it, the next one is waited for.
                             deadline = Instant::now() + HOLD;
                             (request, trouble) = (*copy, Some(why));
@@ -188,7 +199,7 @@ impl Door {
         let Some(value) = forwarded::value(&leader.seat.peer_secret, canonical(peer.remote)) else {
             return Err(Ended::Refused(Failure::new(Code::Internal, "the leader's secret cannot be sent")));
         };
-        let (request, again) = repeatable(request).await.map_err(Ended::Refused)?;
+        let (request, again) = repeatable(request, &self.room).await.map_err(Ended::Refused)?;
         let address = &leader.seat.address;
         match way.pass(request, value).await {
             Ok(response) => Ok(response),
@@ -313,6 +324,8 @@ const TWICE: [&str; 13] = [
 ];
 /// Bytes of such a request that are kept until it is answered; a longer one is passed on once.
 const KEPT: u64 = 4 << 20;
+/// The same of all requests: nobody knows yet who sends them. What finds no room is passed on once.
+const KEPT_TOGETHER: usize = 64 << 20;
 
 fn may_be_done_twice(method: &Method, path: &str) -> bool {
     let fits = |pattern: &&str| {
@@ -324,7 +337,7 @@ fn may_be_done_twice(method: &Method, path: &str) -> bool {
 }
 
 /// A request, and a copy of it if it may be asked twice and is not too long to be kept.
-async fn repeatable(request: Request) -> Result<(Request, Option<Request>), Failure> {
+async fn repeatable(request: Request, room: &Arc<Semaphore>) -> Result<(Request, Option<Request>), Failure> {
     let (method, path) = (request.method(), request.uri().path());
     let length = hyper::body::Body::size_hint(request.body()).exact();
     let reads = length == Some(0) && matches!(*method, Method::GET | Method::HEAD);
@@ -332,6 +345,8 @@ async fn repeatable(request: Request) -> Result<(Request, Option<Request>), Fail
     if !(reads || repeats) || super::proxy::asks_for_websocket(request.headers()) {
         return Ok((request, None));
     }
+    let length = length.and_then(|length| u32::try_from(length).ok()).unwrap_or_default();
+    let Ok(place) = Arc::clone(room).try_acquire_many_owned(length) else { return Ok((request, None)) };
     let (head, body) = request.into_parts();
     let body = to_bytes(body, usize::MAX).await;
     let body = body.map_err(|error| Failure::invalid(format!("cannot read the request's body: {error}")))?;
@@ -340,6 +355,7 @@ async fn repeatable(request: Request) -> Result<(Request, Option<Request>), Fail
     *copy.uri_mut() = head.uri.clone();
     *copy.headers_mut() = head.headers.clone();
     forwarded::take(copy.headers_mut());
+    copy.extensions_mut().insert(Arc::new(place));
     Ok((Request::from_parts(head, Body::from(body)), Some(copy)))
 }
 
@@ -364,8 +380,12 @@ mod tests {
     use super::*;
 
     fn follows(secret: &str) -> Role {
+        follows_at("http://a:1", secret)
+    }
+
+    fn follows_at(address: &str, secret: &str) -> Role {
         let seat = Seat {
-            address: "http://a:1".to_owned(),
+            address: address.to_owned(),
             tasks_address: "http://a:2".to_owned(),
             certificate: None,
             peer_secret: secret.to_owned(),
@@ -386,11 +406,37 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_leader_that_is_lost_with_every_request_is_not_asked_for_ever() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let local = listener.local_addr().unwrap();
+        let asked = tokio::spawn(async move {
+            for number in 1.. {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let _ = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 4096]).await;
+                if number == LOSSES {
+                    return;
+                }
+            }
+        });
+        let role = follows_at(&format!("http://{local}"), "secret");
+        let Role::Follows(leader, ..) = &role else { panic!("it follows") };
+        let roles = watch::Sender::new(role.clone());
+        let door = Door::new(Port::Master, &leader.seat, Vec::new(), roles.subscribe());
+        let peer = Peer { remote: "127.0.0.1:9".parse().unwrap(), local, forwarded: false };
+        let mut request = Request::new(Body::empty());
+        request.headers_mut().insert(header::HOST, HeaderValue::from_static("127.0.0.1"));
+        let answer = door.answer(peer, request).await;
+        assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
+        asked.await.unwrap();
+    }
+
+    #[tokio::test]
     async fn what_may_be_done_twice_is_kept_until_it_is_answered() {
+        let room = Arc::new(Semaphore::new(10));
         let copied = async |method: Method, path: &'static str, body: &'static str| {
             let mut request = Request::new(Body::from(body));
             (*request.method_mut(), *request.uri_mut()) = (method, path.parse().unwrap());
-            let (request, copy) = repeatable(request).await.unwrap();
+            let (request, copy) = repeatable(request, &room).await.unwrap();
             let whole = async |request: Request| to_bytes(request.into_body(), 100).await.unwrap();
             assert_eq!(whole(request).await, body, "{path}");
             match copy {
@@ -418,7 +464,9 @@ mod tests {
         let mut websocket = Request::new(Body::empty());
         websocket.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         websocket.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-        assert!(repeatable(websocket).await.unwrap().1.is_none());
+        assert!(repeatable(websocket, &room).await.unwrap().1.is_none());
+        assert!(!copied(Method::POST, "/api/v1/trials/7/metrics", "longer than the room").await);
+        assert_eq!(room.available_permits(), 10, "what is answered is kept no longer");
     }
 
     #[test]

@@ -113,7 +113,11 @@ impl From<Error> for Failure {
             | Error::InUse { .. }
             | Error::InUseHere { .. }
             | Error::InUseElsewhere { .. } => Code::Unavailable,
-            Error::Engine(_) if error.is_lost() => Code::Unavailable,
+            // It names the server's host and user, which are not for everybody who asks.
+            Error::Engine(_) if error.is_lost() => {
+                let hint = "the master's log says why";
+                return Failure::new(Code::Unavailable, format!("the database does not answer\nhint: {hint}"));
+            }
             Error::NotDurable(_)
             | Error::Incomplete { .. }
             | Error::TooNew { .. }

@@ -72,6 +72,8 @@ const PASSING: Duration = Duration::from_secs(3600);
 const LONG_POLL: Duration = Duration::from_secs(tasks::LONGEST_POLL + 10);
 /// Bytes of a request's body at most, unless a route says otherwise.
 const BODY_LIMIT: usize = 8 << 20;
+/// Bytes of a login: it is read of everybody.
+const LOGIN_LIMIT: usize = 64 << 10;
 /// A thousand lines of output, which may be long ones.
 const LOGS_LIMIT: usize = 64 << 20;
 /// An experiment may come with its code: 96 MiB, a third more as base64.
@@ -229,7 +231,10 @@ pub(crate) fn routes() -> Vec<Route> {
         route(Get, "/det/queue", Open, pages::page).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/det/experiments/{id}", Open, pages::experiment).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/assets/{name}", Open, pages::asset).answers(Kind::Other("*/*")),
-        route(Post, "/api/v1/auth/login", Open, authentication::login).takes::<LoginRequest>().asks(&["cookie"]),
+        route(Post, "/api/v1/auth/login", Open, authentication::login)
+            .takes::<LoginRequest>()
+            .asks(&["cookie"])
+            .body_up_to(LOGIN_LIMIT),
         route(Post, "/api/v1/auth/logout", Login, authentication::logout),
         route(Get, "/api/v1/auth/user", Read(Common), authentication::me),
         route(Get, "/api/v1/me", Read(Common), authentication::me),

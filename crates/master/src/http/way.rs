@@ -30,6 +30,8 @@ use crate::sync::lock;
 
 /// How long the leader may take to be reached.
 const CONNECT: Duration = Duration::from_secs(2);
+/// Headers of an answer: a few more than the leader takes from a task's program, because it adds its own.
+const HEADERS: usize = 128;
 /// Unused connections that are kept, and for how long: shorter than the leader keeps them.
 const IDLE: usize = 64;
 const IDLE_FOR: Duration = Duration::from_secs(30);
@@ -195,7 +197,8 @@ async fn speak<S>(stream: TokioIo<S>) -> Result<SendRequest<Body>, String>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
-    let (sender, connection) = http1::handshake(stream).await.map_err(|error| error.to_string())?;
+    let (sender, connection) =
+        http1::Builder::new().max_headers(HEADERS).handshake(stream).await.map_err(|error| error.to_string())?;
     tokio::spawn(connection.with_upgrades());
     Ok(sender)
 }

@@ -76,12 +76,17 @@ impl ChannelThread {
 impl RunningJobs<'_> {
     /// Waits for all; gives the first error.
     fn end(&mut self) -> Result<(), Error> {
-        let mut result = Ok(());
+        let (mut result, mut panicked) = (Ok(()), false);
         for channel in std::mem::take(&mut self.channels) {
-            let answer = channel.answers.recv().expect("a channel answers every job");
+            let Ok(answer) = channel.answers.recv() else {
+                panicked = true;
+                continue;
+            };
             self.touched |= answer.touched;
             result = result.and(answer.result);
         }
+        // Not before all have ended: they have the caller's memory.
+        assert!(!panicked, "a channel answers every job");
         result
     }
 }

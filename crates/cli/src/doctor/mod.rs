@@ -28,7 +28,9 @@ use self::check::{Check, DRIVER_TIMEOUT, RESOLVE_TIMEOUT, VERSION, Verdict, ok, 
 use self::machine::{
     cpus, judge_gpus, judge_shared_memory, judge_temporary_folder, open_files, worker_stacks, writable_space,
 };
-use self::network::{default_ports, judge_host_name, judge_scheduler, loopback};
+use self::network::{
+    INTERFACES, default_ports, interfaces, judge_host_name, judge_interfaces, judge_scheduler, loopback,
+};
 use self::software::{judge_kernel, judge_platform, python};
 use crate::console;
 
@@ -115,6 +117,7 @@ fn examine() -> Vec<Check> {
     checks.push(worker_stacks());
     checks.push(loopback());
     checks.push(default_ports());
+    checks.push(judge_interfaces(&interfaces(), std::env::var(INTERFACES).ok().as_deref()));
     checks.push(judge_host_name(&host, addresses.recv_timeout(RESOLVE_TIMEOUT).ok()));
     let variable = |name: &str| std::env::var(name).ok();
     let tasks = scheduler::tasks_on_one_node(variable);
@@ -143,7 +146,7 @@ mod tests {
 
     use super::check::{problem, warning};
     use super::machine::{judge_cpus, judge_open_files, judge_worker_stacks};
-    use super::network::{judge_default_ports, judge_loopback};
+    use super::network::{Interface, judge_default_ports, judge_loopback};
     use super::software::{judge_python, judge_torch, judge_wheel};
     use super::*;
 
@@ -169,6 +172,11 @@ mod tests {
         let public: IpAddr = Ipv4Addr::new(10, 0, 0, 7).into();
         let roomy = DiskSpace { total: 8 << 30, free: 7 << 30 };
         let docker = DiskSpace { total: 64 << 20, free: 64 << 20 };
+        let ethernet = |name: &str, addresses: &[IpAddr], megabits| {
+            let addresses = addresses.to_vec();
+            Interface { name: name.to_owned(), addresses, megabits, mtu: Some(9000) }
+        };
+        let up = [ethernet("eth0", &[public], Some(25_000)), ethernet("docker0", &[], None)];
         let unset = PlanError { message: "SLURM_NODEID is not set".to_owned(), hint: "use srun".to_owned() };
         let cases = [
             (judge_platform("linux", "x86_64"), Verdict::Ok, "linux x86_64"),
@@ -214,6 +222,11 @@ mod tests {
             (judge_default_ports(&[]), Verdict::Ok, "29400 and 29500 are free"),
             (judge_default_ports(&[(29500, Some("python (pid 7)".to_owned()))]), Verdict::Warning, "python (pid 7)"),
             (judge_default_ports(&[(29400, None)]), Verdict::Warning, "29400 is in use"),
+            (judge_interfaces(&up, None), Verdict::Ok, "eth0 10.0.0.7 (25 Gbit/s, MTU 9000)"),
+            (judge_interfaces(&up, Some("eth0")), Verdict::Ok, "(chosen by INSTEP_SOCKET_IFNAME)"),
+            (judge_interfaces(&up, Some("docker0")), Verdict::Warning, "leaves no address"),
+            (judge_interfaces(&up, Some("eth0, ib0")), Verdict::Warning, "names ib0, which is not here or not up"),
+            (judge_interfaces(&[], None), Verdict::Ok, "none but loopback"),
             (judge_host_name("node1", Some(Ok(vec![public, public]))), Verdict::Ok, "node1 resolves to 10.0.0.7"),
             (judge_host_name("node1", Some(Ok(vec![loopback, public]))), Verdict::Warning, "127.0.1.1"),
             (judge_host_name("node1", Some(denied())), Verdict::Warning, "does not resolve"),

@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use instep_api::sockets::{Socket, State, TABLES, sockets};
 use instep_launch::PlanError;
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::InterfaceFlags;
 
 use super::check::{Check, RESOLVE_TIMEOUT, ok, problem, read_text, warning};
 
@@ -79,6 +81,85 @@ fn holder(port: u16) -> Option<String> {
         let name = read_text(entry.path().join("comm")).unwrap_or_default();
         Some(format!("{name} (pid {pid})"))
     })
+}
+
+/// Chooses interfaces for the ranks' own connections.
+pub(super) const INTERFACES: &str = "INSTEP_SOCKET_IFNAME";
+
+/// A network interface that is up.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Interface {
+    pub name: String,
+    pub addresses: Vec<IpAddr>,
+    /// As far as its driver says.
+    pub megabits: Option<u32>,
+    pub mtu: Option<u32>,
+}
+
+/// The interfaces at which ranks of other nodes may reach those here: those that are up and no loopback. Link-local
+/// addresses need a scope that other nodes do not know.
+pub(super) fn interfaces() -> Vec<Interface> {
+    let mut found: Vec<Interface> = Vec::new();
+    let up =
+        |flags: InterfaceFlags| flags.contains(InterfaceFlags::IFF_UP) && !flags.contains(InterfaceFlags::IFF_LOOPBACK);
+    for one in getifaddrs().into_iter().flatten().filter(|one| up(one.flags)) {
+        let (name, address) = (one.interface_name, one.address);
+        let four = address.as_ref().and_then(|address| address.as_sockaddr_in()).map(|four| IpAddr::V4(four.ip()));
+        let six = || address.as_ref().and_then(|address| address.as_sockaddr_in6()).map(|six| IpAddr::V6(six.ip()));
+        let address = four.or_else(six).filter(|address| match address {
+            IpAddr::V4(address) => !address.is_link_local(),
+            IpAddr::V6(address) => !address.is_unicast_link_local(),
+        });
+        match found.iter_mut().find(|known| known.name == name) {
+            Some(known) => known.addresses.extend(address),
+            None => {
+                let number = |what: &str| read_text(format!("/sys/class/net/{name}/{what}"))?.parse().ok();
+                let (megabits, mtu) = (number("speed"), number("mtu"));
+                found.push(Interface { addresses: address.into_iter().collect(), megabits, mtu, name });
+            }
+        }
+    }
+    found
+}
+
+/// `chosen`: the interfaces that the user names.
+pub(super) fn judge_interfaces(found: &[Interface], chosen: Option<&str>) -> Check {
+    const NAME: &str = "interfaces";
+    let wanted: Vec<&str> = chosen.iter().flat_map(|names| names.split(',')).map(str::trim).collect();
+    let is_used = |one: &Interface| wanted.is_empty() || wanted.contains(&one.name.as_str());
+    let shown: Vec<String> =
+        found.iter().filter(|one| is_used(one) && !one.addresses.is_empty()).map(describe).collect();
+    let others: Vec<&str> = found.iter().map(|one| one.name.as_str()).collect();
+    let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
+    if let Some(missing) = wanted.iter().find(|name| !found.iter().any(|one| one.name == **name)) {
+        return warning(
+            NAME,
+            format!("{INTERFACES} names {missing}, which is not here or not up"),
+            format!("interfaces that are up: {others}"),
+        );
+    }
+    match (shown.is_empty(), chosen) {
+        (true, None) => ok(NAME, "none but loopback: jobs on this machine alone"),
+        (true, Some(chosen)) => warning(
+            NAME,
+            format!("{INTERFACES}={chosen} leaves no address that other nodes can reach"),
+            format!("interfaces that are up: {others}"),
+        ),
+        (false, None) => ok(NAME, shown.join("; ")),
+        (false, Some(_)) => ok(NAME, format!("{} (chosen by {INTERFACES})", shown.join("; "))),
+    }
+}
+
+fn describe(interface: &Interface) -> String {
+    let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
+    let speed = interface.megabits.filter(|megabits| *megabits > 0).map(|megabits| match megabits {
+        1000.. => format!("{} Gbit/s", f64::from(megabits) / 1000.0),
+        _ => format!("{megabits} Mbit/s"),
+    });
+    let mtu = interface.mtu.map(|mtu| format!("MTU {mtu}"));
+    let facts: Vec<String> = speed.into_iter().chain(mtu).collect();
+    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
+    format!("{} {}{facts}", interface.name, addresses.join(" and "))
 }
 
 /// `None`: the resolver did not answer in time.

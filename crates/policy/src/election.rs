@@ -5,7 +5,8 @@
 //! and decides ([`Election::decide`]):
 //!
 //! 1. Somebody leads: join. Of several, the one with the newest round, then the one that runs, then the lowest.
-//! 2. Somebody follows a coordinator: ask that one too, and wait. If it is the one that is gone, they will notice.
+//! 2. Somebody follows a coordinator: ask that one too, and wait. If it is the one that is gone, they will notice. One that
+//!    leads an earlier round than ours is not waited for: it may lack us to go on, and steps down for whoever leads ours.
 //! 3. Nobody who was asked and comes before us searches too: lead.
 //! 4. Else another one that is searching as we are will lead: the one that knows of the newest round, and of several the
 //!    lowest. Ask again in a moment.
@@ -248,10 +249,14 @@ impl Election {
         if let Some((_, address)) = leading.max_by(|one, other| one.0.cmp(&other.0)) {
             return ElectionStep::Join(address.clone());
         }
+        // Whoever leads and was not joined knows of earlier rounds only, and those who follow it have nothing to notice.
+        let is_behind = |leader: &HostPort| {
+            answers.iter().any(|(address, _, answer)| address == leader && matches!(answer, Answer::Leading(_)))
+        };
         let mut followed = false;
         for (_, _, answer) in answers {
             if let Answer::Following(address) = answer {
-                followed = true;
+                followed |= !is_behind(address);
                 self.also_ask(address.clone());
             }
         }
@@ -379,6 +384,22 @@ mod tests {
         let seen = answers(&second, |id| if id == 2 { Answer::Following(address(9)) } else { Answer::Silent });
         assert!(matches!(second.decide(&seen), ElectionStep::Ask(_)));
         assert!(second.targets().contains(&(elsewhere, None)));
+    }
+
+    #[test]
+    fn a_coordinator_of_an_earlier_round_is_not_waited_for_though_others_follow_it() {
+        let mut second = election(1, Loss::Broken);
+        let claim = Claim { launcher: LauncherId(9), round: Some(2), running: false, precedence: 0 };
+        let mut seen = answers(&second, |id| if id == 2 { Answer::Following(address(9)) } else { Answer::Ended });
+        assert!(matches!(second.decide(&seen), ElectionStep::Ask(_)), "its round is not known yet");
+        seen.push((address(9), None, Answer::Silent));
+        assert!(matches!(second.decide(&seen), ElectionStep::Ask(_)), "it may have started a newer round");
+        seen.pop();
+        seen.push((address(9), None, Answer::Leading(claim)));
+        assert!(matches!(second.decide(&seen), ElectionStep::Lead(_)));
+        seen.pop();
+        seen.push((address(9), None, Answer::Leading(Claim { round: Some(3), ..claim })));
+        assert_eq!(second.decide(&seen), ElectionStep::Join(address(9)));
     }
 
     #[test]

@@ -162,6 +162,7 @@ impl Group {
     }
 
     fn queue_up(&self, operations: Vec<Operation>, timeout: Duration) -> Result<Ticket, Error> {
+        self.check_process()?;
         let mut queue = lock(&self.shared.queue);
         queue.admit(&operations)?;
         while queue.jobs.len() >= MAX_QUEUED {
@@ -196,6 +197,7 @@ impl Group {
     /// # Safety
     /// As for [`Group::run`].
     pub unsafe fn run_within(&self, operation: Operation, timeout: Duration) -> Result<(), Error> {
+        self.check_process()?;
         let mut entry = {
             let mut queue = lock(&self.shared.queue);
             queue.admit(std::slice::from_ref(&operation))?;
@@ -239,7 +241,18 @@ impl Group {
         self.shared.recorder.message(&call, || p2p.receive(target, from, tag, timeout.min(MAX_TIMEOUT)))
     }
 
+    /// Whether this is the process that connected the group. What a forked child sends would be taken for its parent's.
+    fn check_process(&self) -> Result<(), Error> {
+        if self.owner.is_owner() {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "a forked process cannot use the group of its parent\nhint: start the process with spawn, or connect a group in it",
+        ))
+    }
+
     fn p2p(&self, direction: &str, peer: Option<Rank>) -> Result<Arc<P2p>, Error> {
+        self.check_process()?;
         let queue = lock(&self.shared.queue);
         if let Some(failure) = &queue.failure {
             return Err(failure.clone());

@@ -17,18 +17,19 @@ pub struct Options {
     pub timeout: Duration,
     /// Whether peers read long messages straight out of each other's memory, if the kernel permits it.
     pub single_copy: bool,
-    /// Bytes of a slot in shared memory, two of which every rank has. A step uses a quarter of it, to stay in the private
-    /// cache, or all of it when there are more ranks than cores.
+    /// Bytes of a slot in shared memory, two of which every rank has. A step uses a part of it, to stay in the private
+    /// cache, and a larger one when there are more ranks than cores.
     pub slot_bytes: usize,
     /// How many threads of a rank share the work of a large operation inside a host, up to eight; unless given, one
-    /// less than there are cores for each rank, up to four. All ranks do as the most modest of them.
+    /// for each core that a rank has, up to four. The smallest number of all ranks holds.
     pub channels: Option<usize>,
-    /// What each of them moves at least. All ranks do as the most modest of them.
+    /// What each of them moves at least. The largest number of all ranks holds.
     pub channel_bytes: usize,
     /// How many threads of a rank, with connections of their own, share the work of a large operation between hosts, up to
-    /// eight; unless given, one for each core that a rank has, up to four. All ranks do as the most modest of them.
+    /// eight; unless given, one for each core that a rank has, up to four, or eight if it encrypts. The smallest number
+    /// of all ranks holds.
     pub network_channels: Option<usize>,
-    /// What each of them moves at least. All ranks do as the most modest of them.
+    /// What each of them moves at least. The largest number of all ranks holds.
     pub network_channel_bytes: usize,
     /// How many ranks of the job share the cores of this host; those of the group unless given.
     pub local_world: Option<usize>,

@@ -104,6 +104,33 @@ fn a_timeout_names_the_late_ranks() {
 }
 
 #[test]
+fn a_timeout_does_not_name_a_rank_that_one_channel_has_not_heard_of() {
+    // Only ranks 0 and 1 exchange so much that a second channel takes part; rank 1 is late.
+    let bytes = |one: usize, other: usize| if one + other == 1 { 1 << 20 } else { 64 };
+    for _ in 0..5 {
+        let over = Barrier::new(3);
+        let errors = threads(3, &in_network_channels(tcp()), |group| {
+            let own = group.rank().0;
+            let buffers = || (0..3).map(|rank| vec![0u8; bytes(own, rank)]).collect::<Vec<_>>();
+            let (inputs, mut outputs) = (buffers(), buffers());
+            let operation = Operation::AllToAll {
+                inputs: inputs.iter().map(|input| Source::of(input)).collect(),
+                outputs: outputs.iter_mut().map(|output| Target::of(output)).collect(),
+                dtype: DataType::Bytes,
+            };
+            let patience = Duration::from_millis(if own == 0 { 150 } else { 5000 });
+            // SAFETY: the buffers outlive the call.
+            let error = (own != 1).then(|| unsafe { group.run_within(operation, patience) }.unwrap_err());
+            over.wait();
+            error
+        });
+        for error in errors.into_iter().flatten() {
+            assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(1)]), "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_leaves_is_named_at_once() {
     for options in [options(false), tcp()] {
         let errors = threads(3, &Options { host: Some("node7".into()), ..options.clone() }, |group| {
@@ -190,7 +217,7 @@ fn dropping_a_group_ends_what_is_queued() {
 }
 
 #[test]
-fn a_forked_child_that_drops_its_copy_does_not_leave_for_its_parent() {
+fn a_forked_child_neither_takes_part_nor_leaves_for_its_parent() {
     for options in [options(false), tcp(), in_network_channels(tcp())] {
         threads(2, &options, |group| {
             // SAFETY: no memory is involved. Starts the worker, too, which the child does not have.
@@ -201,9 +228,12 @@ fn a_forked_child_that_drops_its_copy_does_not_leave_for_its_parent() {
                 // SAFETY: the child only drops its copy of the group and goes.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
+                    // What it sends would be taken for its parent's.
+                    let refused =
+                        group.all_reduce(&mut [1f32; 100], Reduction::Sum).is_err() && group.barrier().is_err();
                     drop(group);
                     // SAFETY: ends the child without touching what it shares with its parent.
-                    unsafe { libc::_exit(0) };
+                    unsafe { libc::_exit(i32::from(!refused)) };
                 }
                 let mut status = 0;
                 // SAFETY: waits for our own child; the status lies on this stack.

@@ -12,6 +12,8 @@
 //! The channels of a rank are one group: they share its [`AbortFlag`](crate::abort::AbortFlag), so that whichever fails first ends the
 //! others and says why, and each tells its own connections. Between operations all have the same sequence number.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -84,7 +86,7 @@ impl ChannelThread {
                 }
             }
         };
-        let named = std::thread::Builder::new().name("instep-channel".to_owned());
+        let named = std::thread::Builder::new().name("instep-network".to_owned());
         let thread = named.spawn(work).map_err(|error| Error::system("start a thread", error))?;
         Ok(ChannelThread { jobs, answers, thread })
     }
@@ -128,9 +130,10 @@ impl TcpChannels {
         timeout: Duration,
     ) -> Result<TcpChannels, Error> {
         let count = connections.len();
-        let mut transports = connections
-            .into_iter()
-            .map(|connections| Box::new(TcpTransport::unused(connections, membership.clone(), count)));
+        let entered: Arc<[AtomicBool]> = membership.members.iter().map(|_| AtomicBool::default()).collect();
+        let mut transports = connections.into_iter().map(|connections| {
+            Box::new(TcpTransport::unused(connections, membership.clone(), count, Arc::clone(&entered)))
+        });
         let mut first = *transports.next().expect("there is always a first channel");
         let others = transports.map(|transport| OtherChannel { transport: Some(transport), thread: None }).collect();
         first.agree_on_history(history, timeout)?;
@@ -148,6 +151,7 @@ impl TcpChannels {
     /// Runs a part of what the group's ranks called, in the time that is left for it; as [`TcpChannels::run`] otherwise.
     pub(crate) fn run_part(&mut self, operation: &Operation, whole: &Whole, left: Duration) -> Result<(), Error> {
         let count = Share::count(self.channels, operation, self.first.world());
+        self.first.entered.iter().for_each(|entered| entered.store(false, Ordering::Relaxed));
         let result = if count == 1 {
             let result = self.first.run_share(operation, Share::WHOLE, whole, left);
             self.touched = self.first.output() == Output::Undefined;
@@ -171,9 +175,6 @@ impl TcpChannels {
 
     /// Has each of so many channels do its share, the first one in this thread.
     fn divide(&mut self, count: usize, operation: &Operation, whole: &Whole, left: Duration) -> Result<(), Error> {
-        if !self.owner.is_owner() {
-            return Err(Error::invalid("a forked process cannot use the connections of its parent"));
-        }
         // What one channel receives another one may still have to send.
         let held = match operation {
             Operation::AllToAll { inputs, outputs, dtype } => hold_apart(inputs, outputs).map(|(memory, inputs)| {
@@ -194,7 +195,8 @@ impl TcpChannels {
         }
         let mut running = RunningChannels { channels: others, touched: false };
         for (number, OtherChannel { transport, thread }) in running.channels.iter_mut().enumerate() {
-            let (Some(thread), Some(transport)) = (thread, transport.take()) else { continue };
+            let thread = thread.as_ref().expect("its thread was started above");
+            let transport = transport.take().expect("a channel that has ended gave its connections back");
             let share = Share::new(number + 1, self.channels);
             let job = Job { transport, operation: operation.clone(), share, whole: *whole, left };
             thread.jobs.send(job).expect("a channel takes jobs until it is dropped");

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, poll};
@@ -235,9 +236,7 @@ impl TcpTransport {
         if header.generation != self.generation || header.sequence != context.sequence {
             return Err(garbled());
         }
-        if let Some(link) = &mut self.peers[peer] {
-            link.entered = true;
-        }
+        self.entered[peer].store(true, Ordering::Relaxed);
         let theirs = Call::from_words(header.call).ok_or_else(garbled)?;
         let (sequence, element) = (context.user_sequence, context.call.dtype.size() as u64);
         let mismatch = |rank: usize, call: Call, other_rank: usize, other: Call| {

@@ -43,6 +43,7 @@ pub(crate) mod stream;
 pub(crate) mod wire;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::abort::{ABORT_BYTES, Abort, AbortFlag, AbortReason};
@@ -95,6 +96,8 @@ pub(crate) struct TcpTransport {
     arena: Option<Arc<Arena>>,
     /// In the order of members; none for this one.
     peers: Vec<Option<TcpPeer>>,
+    /// Which members have begun the operation under way, as any channel has heard: they do not exchange something in each.
+    entered: Arc<[AtomicBool]>,
     sequence: u64,
     /// How often to look at the connections before sleeping.
     spins_before_sleep: u32,
@@ -112,7 +115,12 @@ pub(crate) struct TcpTransport {
 
 impl TcpTransport {
     /// One of so many channels, on connections that nothing was sent on.
-    fn unused(connections: Vec<Option<Stream>>, membership: TcpMembership, channels: usize) -> TcpTransport {
+    fn unused(
+        connections: Vec<Option<Stream>>,
+        membership: TcpMembership,
+        channels: usize,
+        entered: Arc<[AtomicBool]>,
+    ) -> TcpTransport {
         let TcpMembership { index, members, generation, hosts, abort_flag, arena } = membership;
         let peers = connections.into_iter().map(|connection| connection.map(TcpPeer::new)).collect();
         TcpTransport {
@@ -123,6 +131,7 @@ impl TcpTransport {
             abort_flag,
             arena,
             peers,
+            entered,
             sequence: 0,
             spins_before_sleep: SPINS_BEFORE_SLEEP,
             thresholds: Thresholds { scratch: THRESHOLDS.scratch / channels, ..THRESHOLDS },
@@ -167,7 +176,6 @@ impl TcpTransport {
         let deadline = Instant::now() + left.min(MAX_TIMEOUT);
         self.abort_flag.begin(call, user_sequence);
         let context = ExchangeContext { call, sequence: self.sequence, user_sequence, ranks, timeout, deadline };
-        self.peers.iter_mut().flatten().for_each(|peer| peer.entered = false);
         // In another channel ranks may be ahead, and contradict each other there.
         let aborted = self.abort_flag.abort_reason().is_some_and(|reason| reason.concerns(user_sequence));
         let result = if aborted {
@@ -195,8 +203,9 @@ impl TcpTransport {
                 Some(AbortReason::Lost { rank: self.members[peer], call, sequence, noticed, by })
             }
             ExchangeError::Deadline => {
-                let is_late = |rank: &usize| self.peers[*rank].as_ref().is_some_and(|peer| !peer.entered);
-                let silent = (0..self.world()).filter(is_late).map(|peer| self.members[peer]).collect();
+                let is_late = |peer: &usize| !self.entered[*peer].load(Ordering::Relaxed);
+                let mut silent: Vec<Rank> = self.peers().filter(is_late).map(|peer| self.members[peer]).collect();
+                silent.sort_unstable();
                 // A rank says nothing while it waits for others of its host: that host knows for whom.
                 let reported = self.arena.as_ref().and_then(|arena| arena.late_elsewhere(sequence));
                 let missing = reported.unwrap_or(silent);

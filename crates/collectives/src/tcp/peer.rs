@@ -17,8 +17,6 @@ pub(super) struct TcpPeer {
     /// Messages of the operation under way that were begun to be sent, and that were received.
     pub(super) sent: u64,
     pub(super) received: u64,
-    /// Has sent a part of the operation under way.
-    pub(super) entered: bool,
     /// Its end is closed, and there is nothing left to learn from it.
     pub(super) closed: bool,
 }
@@ -48,15 +46,6 @@ pub(super) struct IncomingMessage {
 
 impl TcpPeer {
     pub(super) fn new(stream: Stream) -> TcpPeer {
-        TcpPeer {
-            stream,
-            unsent: None,
-            sending: None,
-            incoming: None,
-            sent: 0,
-            received: 0,
-            entered: false,
-            closed: false,
-        }
+        TcpPeer { stream, unsent: None, sending: None, incoming: None, sent: 0, received: 0, closed: false }
     }
 }

@@ -66,7 +66,8 @@ def started(instep: Path, forked: Path) -> Callable[..., Ended]:
             *("run", "--standalone", "--nproc-per-node", str(world), *options, "--no-python", forked),
             *(TRAIN, case, *deaths),
             env={"OMP_NUM_THREADS": "1", "RESULTS": str(folder), **(env or {})},
-            timeout=60,
+            # Not how long it should take: a busy machine may take minutes.
+            timeout=170,
         )
         return read(result, folder)
 

@@ -104,7 +104,7 @@ fn a_timeout_names_the_late_ranks() {
 }
 
 #[test]
-fn a_timeout_does_not_name_a_rank_that_one_channel_has_not_heard_of() {
+fn a_timeout_names_no_rank_that_is_late_in_one_channel_only() {
     // Only ranks 0 and 1 exchange so much that a second channel takes part; rank 1 is late.
     let bytes = |one: usize, other: usize| if one + other == 1 { 1 << 20 } else { 64 };
     for _ in 0..5 {

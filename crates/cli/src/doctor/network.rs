@@ -157,9 +157,9 @@ fn describe(interface: &Interface) -> String {
         _ => format!("{megabits} Mbit/s"),
     });
     let mtu = interface.mtu.map(|mtu| format!("MTU {mtu}"));
-    let facts: Vec<String> = speed.into_iter().chain(mtu).collect();
-    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join(", ")) };
-    format!("{} {}{facts}", interface.name, addresses.join(" and "))
+    let extra: Vec<String> = speed.into_iter().chain(mtu).collect();
+    let extra = if extra.is_empty() { String::new() } else { format!(" ({})", extra.join(", ")) };
+    format!("{} {}{extra}", interface.name, addresses.join(" and "))
 }
 
 /// `None`: the resolver did not answer in time.

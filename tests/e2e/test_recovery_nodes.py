@@ -109,6 +109,10 @@ class Cluster:
         files = [self.folder / f"{rank}.0.steps" for rank in ranks]
         return all(path.exists() and len(path.read_text().split()) == steps for path in files)
 
+    def diagnosis(self, job: Running) -> str:
+        """What the ranks of a launcher wait for."""
+        return self.runner(self.instep, "diagnose", str(job.pid), timeout=60).stdout
+
     def events(self, node: int, name: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (self.folder / f"events.{node}").read_text().splitlines()]
         return [line for line in lines if line["event"] == name]
@@ -526,7 +530,7 @@ def test_a_hundred_nodes_are_lost_and_the_bits_are_the_same(
                 events = training.cluster.events(0, "step_recovered")
                 return [event["time"] for event in events if event["generation"] == generation]
 
-            wait_until(recovered, 60, lambda j=jobs, s=said: s + j[0].stderr)
+            wait_until(recovered, 60, lambda j=jobs[0], s=said: s + j.stderr + training.cluster.diagnosis(j))
             [resumed] = recovered()
             took.append(resumed - struck)
         jobs[0].wait(180).expect(0)

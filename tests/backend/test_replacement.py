@@ -164,6 +164,8 @@ dist.new_group(backend="gloo")
 # One write, so that ranks that share a pipe do not mix their lines.
 line = " ".join(["rank", str(rank), dist.get_backend(), kind, str(int(tensor[0]))])
 os.write(1, line.encode() + b"\\n")
+# gloo: a rank that leaves while another one still connects makes that one fail.
+dist.barrier()
 dist.destroy_process_group()
 """
 

@@ -223,6 +223,7 @@ mod tests {
             (judge_default_ports(&[(29500, Some("python (pid 7)".to_owned()))]), Verdict::Warning, "python (pid 7)"),
             (judge_default_ports(&[(29400, None)]), Verdict::Warning, "29400 is in use"),
             (judge_interfaces(&up, None), Verdict::Ok, "eth0 10.0.0.7 (25 Gbit/s, MTU 9000)"),
+            (judge_interfaces(&up, Some("")), Verdict::Ok, "eth0 10.0.0.7"),
             (judge_interfaces(&up, Some("eth0")), Verdict::Ok, "(chosen by INSTEP_SOCKET_IFNAME)"),
             (judge_interfaces(&up, Some("docker0")), Verdict::Warning, "leaves no address"),
             (judge_interfaces(&up, Some("eth0, ib0")), Verdict::Warning, "names ib0, which is not here or not up"),

@@ -40,7 +40,7 @@ class OnServer(Databases):
 
     def mlflow(self) -> str:
         """What MLflow calls its backend store."""
-        return f"postgresql://determined@127.0.0.1:{self.port}/mlflow"
+        return f"postgresql+psycopg2://determined@127.0.0.1:{self.port}/mlflow"
 
 
 @contextlib.contextmanager

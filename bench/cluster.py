@@ -110,11 +110,17 @@ def reasons(master: Master) -> dict[str, int]:
     return {"jobs": len(jobs), "jobs_waiting": len(waiting)}
 
 
+def version_of(binary: Path) -> str:
+    """The version of instep that agents must have."""
+    return subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout.split()[1]
+
+
 class Agent:
     """A simulated agent: one websocket, no tasks."""
 
-    def __init__(self, master: Master, name: str, slots: int, hold: tuple[float, float]) -> None:
+    def __init__(self, master: Master, version: str, name: str, slots: int, hold: tuple[float, float]) -> None:
         self.master = master
+        self.version = version
         self.name = name
         self.slots = slots
         self.hold = hold
@@ -144,7 +150,7 @@ class Agent:
             {
                 "type": "hello",
                 "protocol": 1,
-                "version": "simulated",
+                "version": self.version,
                 "agent": self.name,
                 "pool": "",
                 "addresses": ["127.0.0.1"],
@@ -194,7 +200,8 @@ class Agent:
     def obey(self, order: dict[str, Any]) -> None:
         """Do what an order asks for, without doing it."""
         if order["type"] == "refused":
-            raise RuntimeError(f"{self.name} is refused: {order['why']}")
+            # All the others would be, too.
+            raise SystemExit(f"{self.name} is refused: {order['why']}")
         if order["type"] == "welcome":
             self.welcomed = (self.master.port, time.monotonic())
         if order["type"] == "start":
@@ -289,8 +296,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, serve(arguments.binary, folder, arguments.db) as master:
+        version = version_of(arguments.binary)
         agents = [
-            Agent(master, f"agent-{index:03}", arguments.slots, tuple(arguments.hold))
+            Agent(master, version, f"agent-{index:03}", arguments.slots, tuple(arguments.hold))
             for index in range(arguments.agents)
         ]
         result = asyncio.run(measure(master, agents, arguments.trials, arguments.seconds))

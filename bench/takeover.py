@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from _databases import Databases, databases
-from cluster import Agent, Master
+from cluster import Agent, Master, version_of
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_S = 15.0
@@ -94,12 +94,12 @@ async def until(condition: object, what: str) -> None:
         await asyncio.sleep(0.05)
 
 
-async def measure(members: list[Member], token: str, count: int, rounds: int) -> list[dict[str, float]]:
+async def measure(members: list[Member], token: str, version: str, count: int, rounds: int) -> list[dict[str, float]]:
     """Bring the agents to the leader, and kill it again and again."""
     masters = [Master(member.port, member.process.pid) for member in members]
     for master in masters:
         master.token = token
-    agents = [Returning(masters[0], f"agent-{index:04}", 1, (10, 40)) for index in range(count)]
+    agents = [Returning(masters[0], version, f"agent-{index:04}", 1, (10, 40)) for index in range(count)]
     running = []
     for index, agent in enumerate(agents):
         agent.masters = masters
@@ -176,7 +176,7 @@ def main() -> None:
         login = {"username": "admin", "password": "", "isHashed": True}
         token = json.loads(first.ask("POST", "/api/v1/auth/login", login))["token"]
         print(f"{options.agents} agents, two masters, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}")
-        rounds = asyncio.run(measure(members, token, options.agents, options.rounds))
+        rounds = asyncio.run(measure(members, token, version_of(options.binary), options.agents, options.rounds))
     if options.json:
         options.json.write_text(
             json.dumps({"target_s": TARGET_S, "agents": options.agents, "rounds": rounds}, indent=2) + "\n"

@@ -228,14 +228,17 @@ def mlflow(where: Databases, python: str, workers: int) -> Iterator[Server]:
     with log, subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True) as process:
         try:
             deadline = time.monotonic() + 180
-            while time.monotonic() < deadline:
+            while True:
                 with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
                     break
+                if time.monotonic() > deadline or process.poll() is not None:
+                    sys.exit(f"mlflow does not serve:\n{Path(log.name).read_text()[-2000:]}")
                 time.sleep(0.2)
             yield Mlflow(port, {"Host": "127.0.0.1", "Content-Type": "application/json"}, process.pid)
         finally:
-            os.killpg(process.pid, signal.SIGCONT)
-            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGCONT)
+                os.killpg(process.pid, signal.SIGTERM)
 
 
 def client(

@@ -161,8 +161,8 @@ class Hosts:
         return {**NO_OTHERS, "DET_MASTER_CERT_FILE": str(self.trusted)} if self.trusted else {}
 
     def start_agent(self, addresses: list[str], python: Path, token: str) -> None:
-        """Start an agent on the second host, which asks the master there first."""
-        words = ["--master", ",".join(reversed(addresses)), "--name", "two", "--slots", "1", "--python", str(python)]
+        """Start an agent on the second host, which asks the masters in this order."""
+        words = ["--master", ",".join(addresses), "--name", "two", "--slots", "1", "--python", str(python)]
         words += ["--state-folder", str(self._folder / "agent"), "--token", token, "--default-user", "root"]
         environment = {"HOME": str(self._folder), **self.certificates}
         agent = self.hosts[1].start(self._run, self._instep, "agent", *words, env=environment)
@@ -195,14 +195,23 @@ def hosts(
 @pytest.mark.soak
 @pytest.mark.parametrize("network", [3], indirect=True)
 @pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("agents", ["lost", "other"])
 def test_a_script_of_determined_and_det_do_not_notice_that_the_leader_s_host_is_lost(
-    hosts: Hosts, scheme: str, run: Runner, determined: Path, tmp_path: Path, wait_until: Callable[..., None]
+    hosts: Hosts,
+    scheme: str,
+    agents: str,
+    run: Runner,
+    determined: Path,
+    tmp_path: Path,
+    wait_until: Callable[..., None],
 ) -> None:
     addresses = hosts.start(scheme)
     masters = [Client(address, trusted=hosts.trusted) for address in addresses]
     second = masters[1]
     admin = second.login("admin", PASSWORD)
-    hosts.start_agent(addresses, determined, admin("POST", "/api/v1/agents/tokens", {"name": "all"})["token"])
+    # The agent's master is on the host that is lost, or on its own.
+    asked = addresses if agents == "lost" else addresses[::-1]
+    hosts.start_agent(asked, determined, admin("POST", "/api/v1/agents/tokens", {"name": "all"})["token"])
     api = second.login(password=PASSWORD)
     watch = tmp_path / "watch"
     watch.mkdir()

@@ -16,6 +16,7 @@ pub struct Address {
     /// `scheme://host:port/prefix`, without a slash at its end.
     base: String,
     host: String,
+    port: u16,
 }
 
 impl Address {
@@ -24,10 +25,31 @@ impl Address {
         &self.base
     }
 
+    /// `host:port`.
+    pub(crate) fn authority(&self) -> &str {
+        let rest = self.base.split_once("://").map_or(self.base.as_str(), |(_, rest)| rest);
+        rest.split('/').next().unwrap_or(rest)
+    }
+
+    /// The name or IP address, without brackets.
+    pub fn host(&self) -> &str {
+        self.host.trim_matches(['[', ']'])
+    }
+
+    /// The port, which may be its scheme's.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Whether a proxy listens there under a path.
+    pub fn has_path(&self) -> bool {
+        self.base.split_once("://").is_some_and(|(_, rest)| rest.contains('/'))
+    }
+
     /// Whether it is this machine, by name.
     pub fn is_loopback(&self) -> bool {
-        let bare = self.host.trim_start_matches('[').trim_end_matches(']');
-        bare == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        let host = self.host();
+        host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
     }
 
     /// Whether it is spoken to with TLS.
@@ -70,7 +92,7 @@ impl FromStr for Address {
         }
         let (host, port) = (host.to_ascii_lowercase(), port.unwrap_or(default_port));
         let prefix = prefix.trim_end_matches('/');
-        Ok(Address { base: format!("{scheme}://{host}:{port}{prefix}"), host })
+        Ok(Address { base: format!("{scheme}://{host}:{port}{prefix}"), host, port })
     }
 }
 

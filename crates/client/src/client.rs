@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::path::PathBuf;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,7 @@ use instep_api::users::{LoginRequest, LoginResponse, User, UserResponse};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::http::{Method, Request, Response};
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::unversioned::transport::DefaultConnector;
+use ureq::unversioned::transport::{Connector, DefaultConnector};
 use ureq::{Agent, Body};
 
 use crate::address::{Address, Addresses};
@@ -22,6 +21,8 @@ use crate::masters::Masters;
 use crate::resolver::NameResolver;
 use crate::retry::Backoff;
 use crate::stream::Lines;
+use crate::tls::trusted;
+use crate::watch::Watch;
 
 /// Until a connection stands.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -67,9 +68,15 @@ pub enum Repeat {
 /// Speaks to a master.
 pub struct Client {
     agent: Agent,
-    masters: Masters,
+    masters: Arc<Masters>,
     patience: Duration,
     session: RwLock<Session>,
+}
+
+/// What a master says.
+struct Reply {
+    master: Address,
+    response: Response<Body>,
 }
 
 #[derive(Default)]
@@ -104,14 +111,16 @@ impl Client {
         if settings.addresses.all().all(Address::is_loopback) {
             config = config.proxy(None);
         }
-        if let Some(path) = settings.certificates.filter(|_| settings.addresses.all().any(Address::is_encrypted)) {
-            let roots = RootCerts::new_with_certs(&certificates(&path)?);
-            config = config.tls_config(TlsConfig::builder().root_certs(roots).build());
+        if let Some(tls) = trusted(&settings.addresses, settings.certificates.as_deref())? {
+            config = config.tls_config(tls);
         }
-        let agent = Agent::with_parts(config.build(), DefaultConnector::default(), NameResolver::default());
+        let config = config.build();
+        let agent = Agent::with_parts(config.clone(), DefaultConnector::default(), NameResolver::default());
+        let masters = Arc::new(Masters::of(settings.addresses, agent));
+        let connector = DefaultConnector::default().chain(Watch(masters.clone()));
         Ok(Client {
-            agent: agent.clone(),
-            masters: Masters::of(settings.addresses, agent),
+            agent: Agent::with_parts(config, connector, NameResolver::default()),
+            masters,
             patience: settings.patience,
             session: RwLock::new(Session::default()),
         })
@@ -174,21 +183,20 @@ impl Client {
     /// Asks something whose answer may take a while, such as what everybody has to be there for.
     pub fn get_within<Answer: DeserializeOwned>(&self, path: &str, deadline: Duration) -> Result<Answer> {
         let bytes = self.with_retries(Repeat::Safely, || {
-            let request = self.request(&Method::GET, path, None, &[], self.session_header())?;
+            let (master, request) = self.request(&Method::GET, path, None, &[], self.session_header())?;
             let request = self.agent.configure_request(request).timeout_recv_response(Some(deadline)).build();
-            let mut response = self.run(self.agent.run(request))?;
-            self.read_body(&mut response)
+            self.read_body(self.run(master, request)?)
         })?;
         serde_json::from_slice(&bytes).map_err(|error| self.protocol_error(format!("GET {path}: {error}")))
     }
 
     /// What a master says of its health, with the status of its answer: one that is unwell has something to say, too.
     pub fn health(&self) -> Result<(u16, Vec<u8>)> {
-        let request = self.request(&Method::GET, "/health", None, &[], None)?;
+        let (master, request) = self.request(&Method::GET, "/health", None, &[], None)?;
         let request = self.agent.configure_request(request).timeout_global(Some(HEALTH)).build();
-        let mut response = self.agent.run(request).map_err(|error| self.unreachable(error))?;
+        let response = self.agent.run(request).map_err(|error| self.unreachable(&master, error))?;
         let status = response.status().as_u16();
-        Ok((status, self.read_body(&mut response)?))
+        Ok((status, self.read_body(Reply { master, response })?))
     }
 
     /// Does something that must not be done twice; see [`Client::call`] for what may.
@@ -233,37 +241,33 @@ impl Client {
     pub fn call_text(&self, method: &str, path: &str, body: Option<&str>, repeat: Repeat) -> Result<String> {
         let method: Method =
             method.parse().map_err(|_| self.protocol_error(format!("`{method}` is not an HTTP method")))?;
-        let bytes = self.with_retries(repeat, || {
-            let mut response = self.send(&method, path, body.map(str::as_bytes), &[])?;
-            self.read_body(&mut response)
-        })?;
+        let bytes =
+            self.with_retries(repeat, || self.read_body(self.send(&method, path, body.map(str::as_bytes), &[])?))?;
         String::from_utf8(bytes).map_err(|error| self.protocol_error(format!("{method} {path}: {error}")))
     }
 
     /// Sends a body that is JSON already, once: whoever calls this repeats it as it likes.
     pub fn post_json(&self, path: &str, body: &[u8], headers: &[(&str, &str)]) -> Result<Vec<u8>> {
-        let mut response = self.send(&Method::POST, path, Some(body), headers)?;
-        self.read_body(&mut response)
+        self.read_body(self.send(&Method::POST, path, Some(body), headers)?)
     }
 
     /// Sends a body that is JSON already with any method, once.
     pub(crate) fn send_once(&self, method: &Method, path: &str, body: &[u8]) -> Result<Vec<u8>> {
-        let mut response = self.send(method, path, Some(body), &[])?;
-        self.read_body(&mut response)
+        self.read_body(self.send(method, path, Some(body), &[])?)
     }
 
     /// Asks for a stream of elements. A silence longer than `silence` ends it with an error; without one it may be
     /// silent for ever, which is right for something that a person watches.
     pub fn stream<T: DeserializeOwned>(&self, path: &str, silence: Option<Duration>) -> Result<Lines<T>> {
-        let response = self.with_retries(Repeat::Safely, || self.send_for(path, "*/*", silence))?;
-        let reader = response.into_body().into_with_config().limit(u64::MAX).reader();
-        Ok(Lines::new(Box::new(reader), self.current().clone()))
+        let answer = self.with_retries(Repeat::Safely, || self.send_for(path, "*/*", silence))?;
+        let reader = answer.response.into_body().into_with_config().limit(u64::MAX).reader();
+        Ok(Lines::new(Box::new(reader), answer.master))
     }
 
     /// Asks for bytes, to be read as they come, such as a file; `accept` says in which form.
     pub fn download(&self, path: &str, accept: &str) -> Result<Box<dyn Read + Send>> {
-        let response = self.with_retries(Repeat::Safely, || self.send_for(path, accept, Some(ANSWER)))?;
-        Ok(Box::new(response.into_body().into_with_config().limit(u64::MAX).reader()))
+        let answer = self.with_retries(Repeat::Safely, || self.send_for(path, accept, Some(ANSWER)))?;
+        Ok(Box::new(answer.response.into_body().into_with_config().limit(u64::MAX).reader()))
     }
 
     fn exchange<Answer: DeserializeOwned>(
@@ -273,10 +277,7 @@ impl Client {
         body: Option<&[u8]>,
         repeat: Repeat,
     ) -> Result<Answer> {
-        let bytes = self.with_retries(repeat, || {
-            let mut response = self.send(&method, path, body, &[])?;
-            self.read_body(&mut response)
-        })?;
+        let bytes = self.with_retries(repeat, || self.read_body(self.send(&method, path, body, &[])?))?;
         serde_json::from_slice(&bytes).map_err(|error| self.protocol_error(format!("{method} {path}: {error}")))
     }
 
@@ -330,9 +331,8 @@ impl Client {
         let body = serde_json::to_vec(&request).map_err(|error| self.protocol_error(error.to_string()))?;
         // A second session beside one whose answer was lost does no harm. An old token is not sent along.
         let bytes = self.retry(Repeat::Safely, || {
-            let request = self.request(&Method::POST, "/api/v1/auth/login", Some(&body), &[], None)?;
-            let mut response = self.run(self.agent.run(request))?;
-            self.read_body(&mut response)
+            let (master, request) = self.request(&Method::POST, "/api/v1/auth/login", Some(&body), &[], None)?;
+            self.read_body(self.run(master, request)?)
         })?;
         serde_json::from_slice(&bytes).map_err(|error| self.protocol_error(format!("login: {error}")))
     }
@@ -345,23 +345,19 @@ impl Client {
         *self.session.write().unwrap_or_else(PoisonError::into_inner) = session;
     }
 
-    fn send(
-        &self,
-        method: &Method,
-        path: &str,
-        body: Option<&[u8]>,
-        headers: &[(&str, &str)],
-    ) -> Result<Response<Body>> {
-        let request = self.request(method, path, body, headers, self.session_header())?;
-        self.run(self.agent.run(request))
+    fn send(&self, method: &Method, path: &str, body: Option<&[u8]>, headers: &[(&str, &str)]) -> Result<Reply> {
+        let (master, request) = self.request(method, path, body, headers, self.session_header())?;
+        self.run(master, request)
     }
 
-    fn send_for(&self, path: &str, accept: &str, silence: Option<Duration>) -> Result<Response<Body>> {
-        let request = self.request(&Method::GET, path, None, &[("Accept", accept)], self.session_header())?;
+    fn send_for(&self, path: &str, accept: &str, silence: Option<Duration>) -> Result<Reply> {
+        let accept = [("Accept", accept)];
+        let (master, request) = self.request(&Method::GET, path, None, &accept, self.session_header())?;
         let request = self.agent.configure_request(request).timeout_per_read(silence).build();
-        self.run(self.agent.run(request))
+        self.run(master, request)
     }
 
+    /// Chooses who is asked.
     fn request(
         &self,
         method: &Method,
@@ -369,8 +365,9 @@ impl Client {
         body: Option<&[u8]>,
         headers: &[(&str, &str)],
         session: Option<(&'static str, String)>,
-    ) -> Result<Request<Vec<u8>>> {
-        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.masters.choose()?));
+    ) -> Result<(Address, Request<Vec<u8>>)> {
+        let master = self.masters.choose()?.clone();
+        let mut request = Request::builder().method(method).uri(format!("{master}{path}"));
         if let Some((name, value)) = session {
             request = request.header(name, value);
         }
@@ -380,26 +377,27 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let request = request.body(body.unwrap_or_default().to_vec());
-        request.map_err(|error| self.protocol_error(format!("{method} {path} is not a valid request: {error}")))
+        let invalid = |error| self.protocol_error(format!("{method} {path} is not a valid request: {error}"));
+        Ok((master, request.body(body.unwrap_or_default().to_vec()).map_err(invalid)?))
     }
 
     /// Gives an answer that is a success; others become errors, with the master's sentence.
-    fn run(&self, outcome: std::result::Result<Response<Body>, ureq::Error>) -> Result<Response<Body>> {
-        let mut response = outcome.map_err(|error| self.unreachable(error))?;
+    fn run(&self, master: Address, request: Request<Vec<u8>>) -> Result<Reply> {
+        let response = self.agent.run(request).map_err(|error| self.unreachable(&master, error))?;
         let status = response.status().as_u16();
         if status == 503 {
-            self.masters.pass_on();
+            self.masters.pass_on(&master);
         } else {
-            self.masters.note_answer();
+            self.masters.note_answer(&master);
         }
+        let answer = Reply { master, response };
         match status {
-            200 => Ok(response),
+            200 => Ok(answer),
             300..400 => {
                 Err(self.protocol_error(format!("it redirects (status {status}); is there a proxy in between?")))
             }
             _ => {
-                let body = self.read_body(&mut response).unwrap_or_default();
+                let body = self.read_body(answer).unwrap_or_default();
                 match sentence(&body) {
                     Some(message) => Err(Error::Refused { status, message }),
                     // A master has something to say to these; another server has not.
@@ -415,18 +413,17 @@ impl Client {
         }
     }
 
-    fn read_body(&self, response: &mut Response<Body>) -> Result<Vec<u8>> {
-        let body = response.body_mut().with_config().limit(LARGEST_ANSWER).read_to_vec();
-        body.map_err(|error| self.unreachable(error))
+    fn read_body(&self, mut answer: Reply) -> Result<Vec<u8>> {
+        let body = answer.response.body_mut().with_config().limit(LARGEST_ANSWER).read_to_vec();
+        body.map_err(|error| self.unreachable(&answer.master, error))
     }
 
-    fn unreachable(&self, error: ureq::Error) -> Error {
+    fn unreachable(&self, master: &Address, error: ureq::Error) -> Error {
         match error {
             ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_) => self.protocol_error(error.to_string()),
             other => {
-                let address = self.current().clone();
-                self.masters.pass_on();
-                Error::Unreachable { address, source: Box::new(other) }
+                self.masters.pass_on(master);
+                Error::Unreachable { address: master.clone(), source: Box::new(other) }
             }
         }
     }
@@ -442,18 +439,4 @@ fn sentence(body: &[u8]) -> Option<String> {
         return Some(error.error.error);
     }
     serde_json::from_slice::<PlainErrorBody>(body).ok().map(|error| error.message)
-}
-
-/// The certificates in a PEM file.
-fn certificates(path: &std::path::Path) -> Result<Vec<Certificate<'static>>> {
-    let refused = |source: std::io::Error| Error::Certificates { path: path.to_owned(), source };
-    let text = std::fs::read(path).map_err(refused)?;
-    let invalid = |what: String| refused(std::io::Error::new(std::io::ErrorKind::InvalidData, what));
-    let mut found = Vec::new();
-    for item in parse_pem(&text) {
-        if let PemItem::Certificate(certificate) = item.map_err(|error| invalid(error.to_string()))? {
-            found.push(certificate);
-        }
-    }
-    if found.is_empty() { Err(invalid("it contains no PEM certificate".to_owned())) } else { Ok(found) }
 }

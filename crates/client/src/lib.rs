@@ -27,7 +27,8 @@
 //! 2. Every wait has a deadline: connecting, sending, and each silence while an answer comes.
 //! 3. A session that has run out is renewed once, if the client logged in with [`Client::login`].
 //! 4. A master that cannot be reached, or that has no leader, is followed by the next of its [`Addresses`], at once; what is
-//!    asked is asked of one that has answered in the last seconds, so that a stopped one costs seconds too: [`Masters`].
+//!    asked is asked of one that has answered in the last seconds, and its answer is waited for only while no other is asked,
+//!    so that a stopped one costs seconds too: [`Masters`].
 //! 5. Passwords leave this process hashed with Determined's salt, as its own client sends them.
 //!
 //! [`Reporter`] sends metrics and lines of output in the background, each exactly once. [`Preemption`] waits in the
@@ -49,7 +50,9 @@ mod resolver;
 mod retry;
 mod stream;
 pub mod sync;
+pub mod tls;
 pub mod tunnel;
+mod watch;
 pub mod websocket;
 
 pub use address::{Address, Addresses};

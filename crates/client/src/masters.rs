@@ -4,6 +4,7 @@
 //! has just answered, if only the question for its health, for which a few seconds suffice; what is then asked may take
 //! long. The only master is not chosen: there is no other.
 
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +17,7 @@ use crate::address::{Address, Addresses};
 use crate::error::{Error, Result};
 use crate::resolver::NameResolver;
 use crate::sync::lock;
+use crate::tls::trusted;
 
 /// How long the question for a master's health may take, from the connection to the answer.
 const HEALTH: Duration = Duration::from_secs(3);
@@ -40,11 +42,15 @@ impl std::fmt::Debug for Masters {
 }
 
 impl Masters {
-    /// Masters that are reached without a proxy.
-    pub fn direct(addresses: Addresses) -> Masters {
+    /// Masters that are reached without a proxy; `certificates` are trusted instead of the public ones.
+    pub fn direct(addresses: Addresses, certificates: Option<&Path>) -> Result<Masters> {
         let config = Agent::config_builder().http_status_as_error(false).max_redirects(0).proxy(None);
-        let config = config.max_redirects_will_error(false).build();
-        Masters::of(addresses, Agent::with_parts(config, DefaultConnector::default(), NameResolver::default()))
+        let mut config = config.max_redirects_will_error(false);
+        if let Some(tls) = trusted(&addresses, certificates)? {
+            config = config.tls_config(tls);
+        }
+        let agent = Agent::with_parts(config.build(), DefaultConnector::default(), NameResolver::default());
+        Ok(Masters::of(addresses, agent))
     }
 
     /// Masters that are reached as everything else is.
@@ -94,17 +100,23 @@ impl Masters {
         self.addresses.at(turn)
     }
 
-    /// Notes that the one that is asked has answered.
-    pub(crate) fn note_answer(&self) {
+    /// Notes that this one has answered.
+    pub(crate) fn note_answer(&self, of: &Address) {
         if self.addresses.count() > 1 {
-            *lock(&self.answered) = Some(Instant::now());
+            let mut answered = lock(&self.answered);
+            if self.current() == of {
+                *answered = Some(Instant::now());
+            }
         }
     }
 
-    /// Turns to the next one, as this one cannot be reached or has no leader.
-    pub fn pass_on(&self) {
-        *lock(&self.answered) = None;
-        self.turn.fetch_add(1, Ordering::Relaxed);
+    /// Turns to the next one, as this one cannot be reached or has no leader; unless another is asked by now.
+    pub fn pass_on(&self, from: &Address) {
+        let mut answered = lock(&self.answered);
+        if self.current() == from {
+            *answered = None;
+            self.turn.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Whether a master says that it answers; an error if it says nothing.
@@ -149,7 +161,7 @@ mod tests {
     }
 
     fn chosen(masters: &[&str]) -> Option<String> {
-        let masters = Masters::direct(masters.join(",").parse().unwrap());
+        let masters = Masters::direct(masters.join(",").parse().unwrap(), None).unwrap();
         let chosen = masters.choose().ok().map(|address| address.as_str().trim_start_matches("http://").to_owned());
         assert_eq!(chosen, masters.choose().ok().map(|again| again.as_str().trim_start_matches("http://").to_owned()));
         chosen
@@ -171,7 +183,7 @@ mod tests {
         let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = frozen.local_addr().unwrap();
         let gone = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let masters = Masters::direct(format!("{gone},{address}").parse().unwrap());
+        let masters = Masters::direct(format!("{gone},{address}").parse().unwrap(), None).unwrap();
         let error = masters.choose().unwrap_err();
         assert!(
             matches!(&error, Error::Unreachable { address: last, .. } if last.as_str() == format!("http://{address}"))

@@ -3,18 +3,16 @@
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use instep_api::error::{ErrorBody, PlainErrorBody};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{ClientConnection, StreamOwned};
 use tungstenite::WebSocket;
 use tungstenite::client::IntoClientRequest;
 use tungstenite::http::HeaderValue;
 use tungstenite::protocol::WebSocketConfig;
 
+use crate::tls::Tls;
 use crate::{Address, Addresses};
 
 /// Until a connection stands, and until something is written.
@@ -121,10 +119,10 @@ impl Destination<'_> {
     pub fn open(&self) -> Result<WebSocket<Stream>, SocketError> {
         let master = self.master;
         let broken = |why: String| SocketError::Broken { master: master.to_string(), why };
-        let (host, port) = host_and_port(master);
-        let socket = connect(&host, port, self.patience).map_err(broken)?;
+        let socket = connect(master.host(), master.port(), self.patience).map_err(broken)?;
         let stream = if master.is_encrypted() {
-            encrypted(socket, &host, self.certificates).map_err(broken)?
+            let connection = Tls::new(self.certificates).and_then(|tls| tls.connection(master)).map_err(broken)?;
+            Stream::Encrypted(Box::new(StreamOwned::new(connection, socket)))
         } else {
             Stream::Plain(socket)
         };
@@ -173,14 +171,6 @@ fn hint_of_tls(error: &rustls::Error) -> Option<&'static str> {
     }
 }
 
-fn host_and_port(master: &Address) -> (String, u16) {
-    let text = master.as_str();
-    let authority = text.split_once("://").map_or(text, |(_, rest)| rest).split('/').next().unwrap_or_default();
-    // An address always has its port.
-    let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "80"));
-    (host.trim_matches(['[', ']']).to_owned(), port.parse().unwrap_or(80))
-}
-
 fn connect(host: &str, port: u16, patience: Duration) -> Result<TcpStream, String> {
     let unknown = |why: &str| {
         let hint = format!("check the name: `getent hosts {host}` shows what this machine knows of it");
@@ -207,30 +197,6 @@ fn prepared(socket: TcpStream, patience: Duration) -> io::Result<TcpStream> {
     socket.set_read_timeout(Some(patience))?;
     socket.set_write_timeout(Some(WRITE))?;
     Ok(socket)
-}
-
-fn encrypted(socket: TcpStream, host: &str, certificates: Option<&Path>) -> Result<Stream, String> {
-    let mut roots = RootCertStore::empty();
-    match certificates {
-        Some(path) => {
-            let failed = |error: String| format!("certificates in {}: {error}", path.display());
-            let found = CertificateDer::pem_file_iter(path).map_err(|error| failed(error.to_string()))?;
-            for certificate in found {
-                let certificate = certificate.map_err(|error| failed(error.to_string()))?;
-                roots.add(certificate).map_err(|error| failed(error.to_string()))?;
-            }
-        }
-        None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let name = ServerName::try_from(host.to_owned()).map_err(|error| error.to_string())?;
-    let connection = ClientConnection::new(Arc::new(config), name).map_err(|error| error.to_string())?;
-    Ok(Stream::Encrypted(Box::new(StreamOwned::new(connection, socket))))
 }
 
 /// The sentence in the body of an answer.

@@ -1,26 +1,29 @@
 //! A port of loopback that leads to whichever master answers, for programs that know one address: the task outlives the
 //! host of its master, also if its script speaks Determined's own client.
 //!
-//! Bytes are carried as they come. Each connection is to one master; when that is lost the connection breaks, and the next
-//! one is to another. Only programs of the task's own user are let in: to a master they all are this process, whose user
-//! it may know.
+//! Bytes are carried as they come, and encrypted on the way if the master is at an `https://` address: certificates are
+//! for a name, which this process knows. Each connection is to one master; when that is lost the connection breaks, and
+//! the next one is to another. Only programs of the task's own user are let in: to a master they all are this process, whose
+//! user it may know.
 //!
 //! The threads end with the process, which is the task's supervisor.
 
 use std::fs;
-use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream, ToSocketAddrs};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use instep_api::sockets::{TABLES, caller};
+use instep_client::tls::{self, Tls};
 use instep_client::{Address, Addresses, Masters};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::geteuid;
 
-/// How long a master may take to be reached before the next one is tried.
+/// How long a master may take to be reached, and for each answer until a connection is encrypted, before the next one is tried.
 const CONNECT: Duration = Duration::from_secs(2);
 /// Connections at a time; more are closed at once.
 const MOST: usize = 512;
@@ -37,25 +40,23 @@ const QUIET: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 struct Way {
     masters: Masters,
+    tls: Tls,
     open: AtomicUsize,
 }
 
-/// Begins to forward, and gives the address to use instead. `None` if all have to be known by name: certificates are for a
-/// name, and a path may lead elsewhere at each.
-pub(super) fn start(addresses: &Addresses) -> io::Result<Option<String>> {
-    if !addresses.all().all(is_plain) {
+/// Begins to forward, and gives the address to use instead. `certificates` are trusted instead of the public ones. `None`
+/// if any master is below a path, which may differ at each.
+pub(super) fn start(addresses: &Addresses, certificates: Option<&Path>) -> io::Result<Option<String>> {
+    if addresses.all().any(Address::has_path) {
         return Ok(None);
     }
     let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
     let here = format!("http://{}", listener.local_addr()?);
-    let way = Arc::new(Way { masters: Masters::direct(addresses.clone()), open: AtomicUsize::new(0) });
+    let masters = Masters::direct(addresses.clone(), certificates).map_err(io::Error::other)?;
+    let tls = Tls::new(certificates).map_err(io::Error::other)?;
+    let way = Arc::new(Way { masters, tls, open: AtomicUsize::new(0) });
     thread::Builder::new().name("instep-task-way".to_owned()).spawn(move || accept(&listener, &way))?;
     Ok(Some(here))
-}
-
-/// Whether nothing but host and port matters.
-fn is_plain(address: &Address) -> bool {
-    address.as_str().strip_prefix("http://").is_some_and(|rest| !rest.contains('/'))
 }
 
 fn accept(listener: &TcpListener, way: &Arc<Way>) {
@@ -93,12 +94,26 @@ fn is_own(connection: &TcpStream) -> bool {
 fn forward(task: TcpStream, way: &Arc<Way>) -> io::Result<()> {
     let (address, master) = reach(&way.masters)?;
     task.set_nodelay(true)?;
-    master.set_read_timeout(Some(QUIET))?;
+    let to_task = task.try_clone()?;
+    if address.is_encrypted() {
+        let (from_master, to_master) = way.tls.divide(master, &address)?;
+        both_ways((task, to_task), (from_master, to_master), way, address)
+    } else {
+        let to_master = master.try_clone()?;
+        both_ways((task, to_task), (master, to_master), way, address)
+    }
+}
+
+fn both_ways(
+    (from_task, to_task): (TcpStream, TcpStream),
+    (from_master, to_master): (impl Source + Send + 'static, impl Sink),
+    way: &Arc<Way>,
+    address: Address,
+) -> io::Result<()> {
+    from_master.socket().set_read_timeout(Some(QUIET))?;
     let asking = Arc::clone(way);
     // Where none answers this one may yet.
     let is_left = move || asking.masters.choose().is_ok_and(|now| *now != address);
-    let (from_task, to_task) = (task.try_clone()?, task);
-    let (from_master, to_master) = (master.try_clone()?, master);
     let inward = thread::Builder::new()
         .name("instep-task-way".to_owned())
         .spawn(move || carry(from_master, to_task, is_left))?;
@@ -107,8 +122,53 @@ fn forward(task: TcpStream, way: &Arc<Way>) -> io::Result<()> {
     Ok(())
 }
 
+/// Where bytes come from.
+trait Source: Read {
+    fn socket(&self) -> &TcpStream;
+}
+
+/// Where bytes go.
+trait Sink: Write {
+    fn socket(&self) -> &TcpStream;
+
+    /// Says that there are no more.
+    fn end(&mut self) -> io::Result<()>;
+}
+
+impl Source for TcpStream {
+    fn socket(&self) -> &TcpStream {
+        self
+    }
+}
+
+impl Sink for TcpStream {
+    fn socket(&self) -> &TcpStream {
+        self
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Source for tls::Reader {
+    fn socket(&self) -> &TcpStream {
+        self.socket()
+    }
+}
+
+impl Sink for tls::Writer {
+    fn socket(&self) -> &TcpStream {
+        self.socket()
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.end()
+    }
+}
+
 /// Carries bytes until there are no more, and says so to the other end; or until there are none and nobody waits for them.
-fn carry(mut from: TcpStream, mut to: TcpStream, is_left: impl Fn() -> bool) {
+fn carry(mut from: impl Source, mut to: impl Sink, is_left: impl Fn() -> bool) {
     let carried = loop {
         match io::copy(&mut from, &mut to) {
             // Nothing was read, so nothing is lost.
@@ -116,13 +176,13 @@ fn carry(mut from: TcpStream, mut to: TcpStream, is_left: impl Fn() -> bool) {
             outcome => break outcome,
         }
     };
-    let (from_end, to_end) = match carried {
-        Ok(_) => (Shutdown::Read, Shutdown::Write),
+    let (from_end, to_end) = match carried.and_then(|_| to.end()) {
+        Ok(()) => (Shutdown::Read, Shutdown::Write),
         // One end is gone, and with it what it would have answered.
         Err(_) => (Shutdown::Both, Shutdown::Both),
     };
     // They may be closed already.
-    let _ = (from.shutdown(from_end), to.shutdown(to_end));
+    let _ = (from.socket().shutdown(from_end), to.socket().shutdown(to_end));
 }
 
 /// Connects to one that answers.
@@ -134,18 +194,18 @@ fn reach(masters: &Masters) -> io::Result<(Address, TcpStream)> {
             Ok(connection) => return Ok((address, connection)),
             Err(error) => last = error,
         }
-        masters.pass_on();
+        masters.pass_on(&address);
     }
     Err(last)
 }
 
 fn connect(master: &Address) -> io::Result<TcpStream> {
-    let authority = master.as_str().trim_start_matches("http://");
     let mut last = io::Error::other("the name does not resolve");
-    for address in authority.to_socket_addrs()?.collect::<Vec<SocketAddr>>() {
+    for address in (master.host(), master.port()).to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, CONNECT) {
             Ok(connection) => {
                 connection.set_nodelay(true)?;
+                connection.set_read_timeout(Some(CONNECT))?;
                 setsockopt(&connection, sockopt::KeepAlive, &true)?;
                 setsockopt(&connection, sockopt::TcpKeepIdle, &KEEPALIVE_SECONDS)?;
                 setsockopt(&connection, sockopt::TcpKeepInterval, &KEEPALIVE_SECONDS)?;
@@ -160,7 +220,8 @@ fn connect(master: &Address) -> io::Result<TcpStream> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader, Read, Write};
+    use std::io::{BufRead, BufReader};
+    use std::net::SocketAddr;
     use std::sync::atomic::AtomicBool;
 
     use super::*;
@@ -199,7 +260,7 @@ mod tests {
         let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
         let ((one, first), (other, second)) = (master("one", 1), master("other", 1));
         let addresses = format!("http://{},http://{one},http://{other}", frozen.local_addr().unwrap());
-        let way = start(&addresses.parse().unwrap()).unwrap().unwrap();
+        let way = start(&addresses.parse().unwrap(), None).unwrap().unwrap();
         assert_eq!(ask(&way), "one");
         first.join().unwrap();
         // It is gone.
@@ -233,9 +294,9 @@ mod tests {
     }
 
     #[test]
-    fn names_that_matter_are_kept() {
-        for addresses in ["https://a:1,https://b:1", "http://a:1/x,http://b:1", "http://a:1,https://b:1"] {
-            assert_eq!(start(&addresses.parse().unwrap()).unwrap(), None, "{addresses}");
+    fn paths_are_kept() {
+        for addresses in ["https://a:1/x,https://b:1", "http://a:1,http://b:1/y"] {
+            assert_eq!(start(&addresses.parse().unwrap(), None).unwrap(), None, "{addresses}");
         }
     }
 }

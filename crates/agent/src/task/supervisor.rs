@@ -88,7 +88,8 @@ struct Supervisor {
 fn with_forwarder(order: &TaskOrder) -> io::Result<TaskOrder> {
     let (mut known, masters) = (order.clone(), &order.machine.masters);
     if !masters.is_empty()
-        && let Some(here) = forwarder::start(&masters.parse().map_err(io::Error::other)?)?
+        && let Some(here) =
+            forwarder::start(&masters.parse().map_err(io::Error::other)?, order.machine.certificates.as_deref())?
     {
         (known.machine.master, known.machine.masters) = (here, String::new());
     }

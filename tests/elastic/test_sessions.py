@@ -178,12 +178,15 @@ def test_without_restarts_a_rank_that_ends_with_0_in_a_step_is_the_cause(
     assert "rank      : 1" in cause, str(ended.result)
 
 
-def test_a_replacement_that_never_comes_makes_all_start_again(started: Train, run: Runner, tmp_path: Path) -> None:
+def test_a_replacement_that_never_comes_is_named_and_makes_all_start_again(
+    started: Train, run: Runner, tmp_path: Path
+) -> None:
     options = ("--recover", "step", "--max-restarts", "1")
-    ended = started(run, tmp_path, 2, "sgd", "1:3:backward", "1:0:start:1", options=options, env={"TIMEOUT": "3"})
+    ended = started(run, tmp_path, 2, "sgd", "1:3:backward", "1:0:start:1", options=options, env={"TIMEOUT": "12"})
     ended.result.expect(0)
+    assert "(generation 1): the others wait for rank 1, which starts or computes" in ended.result.stderr
     [line] = [line for line in ended.result.stderr.splitlines() if "restarting" in line]
-    assert "was killed by SIGKILL: rank 0 waited 3 s for rank 1 of 2 to join the group, so all workers" in line
+    assert "was killed by SIGKILL: rank 0 waited 12 s for rank 1 of 2 to join the group, so all workers" in line
 
 
 @pytest.mark.soak

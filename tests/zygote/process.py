@@ -115,6 +115,8 @@ class Zygote:
         if not ended:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
+            # It may be so new that it does not lead a group yet, and then it would never end.
+            os.kill(process, signal.SIGKILL)
             status = os.waitpid(process, 0)[1]
         with contextlib.suppress(ConnectionError):
             connection.send(struct.pack("i", status))

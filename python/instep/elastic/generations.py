@@ -9,6 +9,7 @@ connects again under the generation's number. Keys, written by the launcher:
 and by the ranks:
 
     instep/recovery/session/<rank>     this rank can recover: its incarnation
+    instep/recovery/connecting/<g>/<rank>  this rank knows of a generation, and connects with the others
     instep/recovery/resumed/<g>        that generation goes on with this step: {"step": 17}
     instep/recovery/impossible         why a rank cannot recover
     instep/recovery/waiting            who waits for the next generation: {"rank": 0, "generation": 2}
@@ -72,6 +73,10 @@ class Generations:
     def all_ready(self, size: int) -> bool:
         """Whether every rank of so many can recover."""
         return all(self._client.try_get(f"{_PREFIX}/session/{rank}") is not None for rank in range(size))
+
+    def connecting(self, generation: int) -> None:
+        """Say that this rank connects with the others."""
+        self._client.set(f"{_PREFIX}/connecting/{generation}/{self._rank}", b"1")
 
     def resumed(self, generation: int, step: int) -> None:
         """Say that the ranks go on with this step."""

@@ -257,6 +257,7 @@ class Recovery:
         """Connect every group of this process again."""
         with self._lock:
             self._generation = generation.number
+        self._generations.connecting(generation.number)
         for each in links.of_this_process():
             each.rejoin(generation.number, lambda: self._seen > generation.number)
 

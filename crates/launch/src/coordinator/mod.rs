@@ -585,7 +585,8 @@ impl Companion for Coordinator {
         let torchrun_poll = self.torchrun_nodes.as_ref().map(|_| context.now + torchrun::POLL_INTERVAL);
         let hello_due = self.drop_silent_connections(context);
         let ping = self.detector.as_ref().map(|_| self.next_heartbeat_check);
-        [due, torchrun_poll, ping, hello_due].into_iter().flatten().min()
+        let missed = self.recovery.as_ref().and_then(RoundRecovery::missed_at);
+        [due, torchrun_poll, ping, hello_due, missed].into_iter().flatten().min()
     }
 
     fn refuses(&mut self, request: &Request<'_>, _peer: SocketAddr) -> Option<String> {

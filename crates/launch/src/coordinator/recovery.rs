@@ -6,6 +6,7 @@
 //! latest           {"generation": 2, "lost": [3], "incarnations": {"1": 1, "3": 1}, "reason": "rank 3 ..."}      set here
 //! generation/2     the same; or {"generation": 2, "abandoned": "why all restart"} where there will be none       set here
 //! session/0        which incarnation of rank 0 waits for generations                                     set by each rank
+//! connecting/2/0   rank 0 knows of generation 2, and connects with the others                             set by each rank
 //! resumed/2        {"step": 17}: the ranks of generation 2 have met, and do this step next                set by the ranks
 //! impossible       why a rank cannot recover                                                              set by the ranks
 //! waiting          {"rank": 0, "generation": 2}: a rank has lost a peer and waits for this generation     set by the ranks
@@ -15,7 +16,7 @@
 //! What ranks write is not trusted: only that a key is there counts, a step that is a number, or a line of text.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use instep_policy::membership::{Event, Membership, NodeId, RoundMember};
 use instep_policy::recovery::{Decision, Loss, LossKind, NodeLoss, Recovery, RoundNode};
@@ -30,6 +31,8 @@ use crate::failure::Failure;
 
 /// Keys as the store has them: with the `/` that clients put before each.
 const PREFIX: &str = "/instep/recovery";
+/// When people are told whom the others wait for; and again after twice as long.
+const MISSED_AFTER: Duration = Duration::from_secs(10);
 /// A longer value is none that a session writes.
 const MAX_VALUE_BYTES: usize = 1024;
 
@@ -96,6 +99,8 @@ pub(super) struct RoundRecovery {
     failures: BTreeMap<usize, Failure>,
     /// When the newest loss arrived.
     since: Instant,
+    /// How long after it people are told next whom the others wait for.
+    missed_after: Duration,
     /// The ranks have been told that there will be no further generation.
     abandoned: bool,
 }
@@ -124,6 +129,7 @@ impl RoundRecovery {
             ends: BTreeMap::new(),
             failures: BTreeMap::new(),
             since: now,
+            missed_after: MISSED_AFTER,
             abandoned: false,
         }
     }
@@ -151,6 +157,32 @@ impl RoundRecovery {
         if resumed == self.policy.generation() {
             self.failures.clear();
         }
+    }
+
+    /// When it is to be looked whom the others wait for.
+    pub(super) fn missed_at(&self) -> Option<Instant> {
+        (!self.policy.unresumed().is_empty() && !self.abandoned).then(|| self.since + self.missed_after)
+    }
+
+    /// Whom the others wait for, for people, if that takes long.
+    fn missed(&mut self, context: &Context<'_>) -> Option<String> {
+        self.missed_at().filter(|at| *at <= context.now)?;
+        self.missed_after *= 2;
+        let generation = self.policy.generation();
+        let has_come = |rank: &usize| {
+            let key = format!("{PREFIX}/connecting/{generation}/{rank}");
+            context.get(key.as_bytes()).is_some() || self.ends.contains_key(rank)
+        };
+        let world_size = self.members.iter().map(|member| member.workers).sum();
+        let missing: Vec<String> =
+            (0..world_size).filter(|rank| !has_come(rank)).map(|rank| rank.to_string()).collect();
+        let whom = match missing.as_slice() {
+            [] => "all ranks are there and connect".to_owned(),
+            [rank] => format!("the others wait for rank {rank}, which starts or computes"),
+            ranks => format!("the others wait for ranks {}, which start or compute", ranks.join(", ")),
+        };
+        let seconds = context.now.saturating_duration_since(self.since).as_secs();
+        Some(format!("not recovered after {seconds} s (generation {generation}): {whom}; see `instep diagnose`"))
     }
 
     fn decide(&mut self, losses: &[Loss], nodes: &[NodeLoss], context: &Context<'_>) -> Option<Decision> {
@@ -270,6 +302,9 @@ impl Coordinator {
             self.read_waiting(context);
             self.read_impossible(context);
             self.tell_standbys(context);
+            if let Some(reason) = self.recovery.as_mut().and_then(|recovery| recovery.missed(context)) {
+                self.broadcast(&FromCoordinator::Waiting { reason }, context);
+            }
         }
         // Those that were lost when the round had ended for another reason.
         let left = self.recovery.as_mut().map(|recovery| std::mem::take(&mut recovery.lost_nodes));
@@ -326,7 +361,7 @@ impl Coordinator {
         });
         let refused = refused.next();
         recovery.failures.extend(arrived.into_iter().map(|(_, worker)| (worker.failure.rank, worker.failure)));
-        recovery.since = context.now;
+        (recovery.since, recovery.missed_after) = (context.now, MISSED_AFTER);
         if let (Some(membership), Some(recovery)) = (&self.membership, &mut self.recovery) {
             let (standbys, most) = membership.standbys(&nodes.iter().map(|loss| loss.node).collect::<Vec<_>>());
             let standbys = standbys.into_iter().filter_map(|node| recovery.standby(node, &self.joined));

@@ -327,7 +327,7 @@ impl Supervisor<'_> {
             FromCoordinator::Welcome {} => {}
             FromCoordinator::Refused { reason } => return Ok(self.apply(AfterStop::End(RunEnd::failure(reason)))),
             FromCoordinator::Waiting { reason } => {
-                if self.plan.terms.max_nodes > 1 {
+                if self.plan.terms.max_nodes > 1 || matches!(self.phase, Phase::Running) {
                     self.console.note(Note::Progress(reason));
                 }
             }

@@ -16,7 +16,7 @@ use instep_launch::failure::{ExitStatus, Failure};
 use instep_policy::membership::{LauncherId, MembershipTerms, Quorum};
 use instep_store::{Client, Notice, Server};
 
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const TOKEN: u64 = 42;
 static NEXT_LAUNCHER: AtomicU64 = AtomicU64::new(100);
 
@@ -117,16 +117,23 @@ impl Launcher {
 
     /// The next message that is not about waiting; `None` at the end of the connection.
     pub(crate) fn next_message(&mut self) -> Option<FromCoordinator> {
-        loop {
-            let mut line = String::new();
-            if self.lines.read_line(&mut line).expect("an answer in time") == 0 {
-                return None;
-            }
-            match serde_json::from_str(&line).expect("a message") {
-                FromCoordinator::Waiting { .. } => {}
-                message => return Some(message),
-            }
+        std::iter::from_fn(|| self.any_message()).find(|message| !matches!(message, FromCoordinator::Waiting { .. }))
+    }
+
+    /// What is waited for, the next time that this is said.
+    pub(crate) fn next_waiting(&mut self) -> Option<String> {
+        std::iter::from_fn(|| self.any_message()).find_map(|message| match message {
+            FromCoordinator::Waiting { reason } => Some(reason),
+            _ => None,
+        })
+    }
+
+    fn any_message(&mut self) -> Option<FromCoordinator> {
+        let mut line = String::new();
+        if self.lines.read_line(&mut line).expect("an answer in time") == 0 {
+            return None;
         }
+        Some(serde_json::from_str(&line).expect("a message"))
     }
 
     pub(crate) fn welcome(mut self) -> Launcher {

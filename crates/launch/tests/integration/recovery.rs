@@ -88,6 +88,19 @@ fn generations_are_published_for_ranks_and_ordered_from_launchers() {
 }
 
 #[test]
+fn ranks_that_the_others_wait_for_are_named() {
+    let mut job = Job::start(&recovering(1), &[0, 1, 2, 3]);
+    job.lose(3, 0, -9);
+    job.replaced();
+    for rank in [0, 2] {
+        job.ranks.set(&format!("instep/recovery/connecting/1/{rank}"), b"1").expect("set");
+    }
+    let whom = "the others wait for ranks 1, 3, which start or compute; see `instep diagnose`";
+    let said = format!("not recovered after 10 s (generation 1): {whom}");
+    assert_eq!(job.second.next_waiting(), Some(said));
+}
+
+#[test]
 fn ranks_are_told_before_the_stop_that_a_generation_is_abandoned() {
     let mut job = Job::start(&recovering(1), &[0, 1, 3]);
     job.lose(3, 0, -9);

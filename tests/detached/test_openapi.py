@@ -5,6 +5,7 @@ A failure prints its seed; `SEED=... pytest tests/detached/test_openapi.py` repl
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
@@ -127,8 +128,12 @@ def fuzz(master: Master, count: int) -> None:
     for number in range(count):
         method, path, operation = operations[number % len(operations)]
         where, body = chance.path(path, operation), chance.body(operation)
-        status, headers, answer = admin.raw(method, where, body)
-        shown = f"{method} {where[:500]} {(body or b'')[:2000]!r}\n{status} {answer[:2000]!r}"
+        shown = f"{method} {where[:500]} {(body or b'')[:2000]!r}"
+        try:
+            status, headers, answer = admin.raw(method, where, body)
+        except (OSError, http.client.HTTPException) as error:
+            pytest.fail(f"{shown}\n{error!r}")
+        shown += f"\n{status} {answer[:2000]!r}"
         # 501: roles are off.
         assert status < 500 or status == 501, shown
         # An administrator may do everything; only a login is judged by what it says.

@@ -182,11 +182,11 @@ def test_a_replacement_that_never_comes_is_named_and_makes_all_start_again(
     started: Train, run: Runner, tmp_path: Path
 ) -> None:
     options = ("--recover", "step", "--max-restarts", "1")
-    ended = started(run, tmp_path, 2, "sgd", "1:3:backward", "1:0:start:1", options=options, env={"TIMEOUT": "12"})
+    ended = started(run, tmp_path, 2, "sgd", "1:3:backward", "1:0:start:1", options=options, env={"TIMEOUT": "20"})
     ended.result.expect(0)
-    assert "(generation 1): the others wait for rank 1, which starts or computes" in ended.result.stderr
+    assert "(generation 1): the others wait for rank 1: starting, or still computing" in ended.result.stderr
     [line] = [line for line in ended.result.stderr.splitlines() if "restarting" in line]
-    assert "was killed by SIGKILL: rank 0 waited 12 s for rank 1 of 2 to join the group, so all workers" in line
+    assert "was killed by SIGKILL: rank 0 waited 20 s for rank 1 of 2 to join the group, so all workers" in line
 
 
 @pytest.mark.soak

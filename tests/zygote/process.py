@@ -102,8 +102,7 @@ class Zygote:
         keeper.close()
         if not self.keepers:
             for process in self.alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process, signal.SIGKILL)
+                kill(process)
             os._exit(0)
 
     def look_after(self, process: int, watch: int, connection: socket.socket) -> None:
@@ -113,10 +112,7 @@ class Zygote:
         self.alive.remove(process)
         ended, status = os.waitpid(process, os.WNOHANG)
         if not ended:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process, signal.SIGKILL)
-            # It may be so new that it does not lead a group yet, and then it would never end.
-            os.kill(process, signal.SIGKILL)
+            kill(process)
             status = os.waitpid(process, 0)[1]
         with contextlib.suppress(ConnectionError):
             connection.send(struct.pack("i", status))
@@ -125,6 +121,14 @@ class Zygote:
                 self.selector.unregister(watched)
         os.close(watch)
         connection.close()
+
+
+def kill(process: int) -> None:
+    """Kill a program that has not been waited for, with all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+    # It may be so new that it does not lead a group yet.
+    os.kill(process, signal.SIGKILL)
 
 
 def follow(connection: socket.socket) -> None:

@@ -119,6 +119,12 @@ impl Masters {
         }
     }
 
+    /// Whether a master says nothing any more while another one answers: what it is asked it may never answer.
+    pub fn has_lost(&self, master: &Address) -> bool {
+        let is_other = |now: &Address| now.authority() != master.authority();
+        self.addresses.count() > 1 && self.choose().is_ok_and(is_other) && self.is_well(master).is_err()
+    }
+
     /// Whether a master says that it answers; an error if it says nothing.
     fn is_well(&self, master: &Address) -> std::result::Result<bool, ureq::Error> {
         let request = Request::get(format!("{master}/health")).body(())?;

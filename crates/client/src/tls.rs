@@ -54,6 +54,9 @@ impl Tls {
                     let certificate = certificate.map_err(|error| failed(error.to_string()))?;
                     roots.add(certificate).map_err(|error| failed(error.to_string()))?;
                 }
+                if roots.is_empty() {
+                    return Err(failed("there is none in PEM format".to_owned()));
+                }
             }
             None => roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
         }

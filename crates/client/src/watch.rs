@@ -1,8 +1,8 @@
 //! Breaks connections to a master that was left: who waits for its answer would wait for as long as an answer may take.
 //!
 //! A process that is stopped, or a host that is gone, breaks no connection. So of several masters one that says nothing for a
-//! few seconds is asked for its health, as before a request; if another one is asked by then, the answer of this one is not
-//! waited for any longer.
+//! few seconds is asked for its health; if it does not say that either, and another one does, its answer is not waited for
+//! any longer.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use ureq::unversioned::transport::{Buffers, ConnectionDetails, Connector, NextTi
 use crate::address::Address;
 use crate::masters::Masters;
 
-/// After so much silence it is asked whether another master is asked by now.
+/// After so much silence a master is asked for its health.
 const QUIET: Duration = Duration::from_secs(5);
 
 /// Watches the connections that others make.
@@ -59,9 +59,9 @@ impl<Inner: Transport> Transport for Watched<Inner> {
                 return self.inner.await_input(NextTimeout { after: left.into(), ..most });
             }
             match self.inner.await_input(NextTimeout { after: QUIET.into(), ..most }) {
-                // Where none answers this one may yet.
-                Err(Error::Timeout(_)) if masters.choose().is_ok_and(|now| now != master) => {
-                    return Err(Error::Io(io::ErrorKind::ConnectionAborted.into()));
+                Err(Error::Timeout(_)) if masters.has_lost(master) => {
+                    let why = "it says nothing, and another master answers";
+                    return Err(Error::Io(io::Error::new(io::ErrorKind::TimedOut, why)));
                 }
                 Err(Error::Timeout(_)) => {}
                 outcome => return outcome,

@@ -33,7 +33,7 @@ const PAUSE: Duration = Duration::from_millis(200);
 const SILENCE_MILLISECONDS: u32 = 15_000;
 const KEEPALIVE_SECONDS: u32 = 5;
 
-/// After so much silence it is asked whether another master is asked by now.
+/// After so much silence a master is asked for its health.
 const QUIET: Duration = Duration::from_secs(10);
 
 /// The masters, and how many connections to them there are.
@@ -44,12 +44,17 @@ struct Way {
     open: AtomicUsize,
 }
 
-/// Begins to forward, and gives the address to use instead. `certificates` are trusted instead of the public ones. `None`
-/// if any master is below a path, which may differ at each.
+/// Whether these masters can be forwarded to: not if any is below a path, which may differ at each.
+pub(super) fn is_able(addresses: &Addresses) -> bool {
+    !addresses.all().any(Address::has_path)
+}
+
+/// Begins to forward, and gives the address to use instead. `certificates` are trusted instead of the public ones.
 pub(super) fn start(addresses: &Addresses, certificates: Option<&Path>) -> io::Result<Option<String>> {
-    if addresses.all().any(Address::has_path) {
+    if !is_able(addresses) {
         return Ok(None);
     }
+    let certificates = certificates.filter(|_| addresses.all().any(Address::is_encrypted));
     let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?;
     let here = format!("http://{}", listener.local_addr()?);
     let masters = Masters::direct(addresses.clone(), certificates).map_err(io::Error::other)?;
@@ -92,15 +97,12 @@ fn is_own(connection: &TcpStream) -> bool {
 }
 
 fn forward(task: TcpStream, way: &Arc<Way>) -> io::Result<()> {
-    let (address, master) = reach(&way.masters)?;
+    let (address, master) = reach(way)?;
     task.set_nodelay(true)?;
-    let to_task = task.try_clone()?;
-    if address.is_encrypted() {
-        let (from_master, to_master) = way.tls.divide(master, &address)?;
-        both_ways((task, to_task), (from_master, to_master), way, address)
-    } else {
-        let to_master = master.try_clone()?;
-        both_ways((task, to_task), (master, to_master), way, address)
+    let from_task = task.try_clone()?;
+    match master {
+        Master::Plain(from, to) => both_ways((from_task, task), (from, to), way, address),
+        Master::Encrypted(from, to) => both_ways((from_task, task), (from, to), way, address),
     }
 }
 
@@ -112,8 +114,7 @@ fn both_ways(
 ) -> io::Result<()> {
     from_master.socket().set_read_timeout(Some(QUIET))?;
     let asking = Arc::clone(way);
-    // Where none answers this one may yet.
-    let is_left = move || asking.masters.choose().is_ok_and(|now| *now != address);
+    let is_left = move || asking.masters.has_lost(&address);
     let inward = thread::Builder::new()
         .name("instep-task-way".to_owned())
         .spawn(move || carry(from_master, to_task, is_left))?;
@@ -185,13 +186,24 @@ fn carry(mut from: impl Source, mut to: impl Sink, is_left: impl Fn() -> bool) {
     let _ = (from.socket().shutdown(from_end), to.socket().shutdown(to_end));
 }
 
+/// A connection to a master, in both directions.
+enum Master {
+    Plain(TcpStream, TcpStream),
+    Encrypted(tls::Reader, tls::Writer),
+}
+
 /// Connects to one that answers.
-fn reach(masters: &Masters) -> io::Result<(Address, TcpStream)> {
+fn reach(way: &Way) -> io::Result<(Address, Master)> {
+    let masters = &way.masters;
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for _ in masters.addresses().all() {
         let address = masters.choose().map_err(io::Error::other)?.clone();
-        match connect(&address) {
-            Ok(connection) => return Ok((address, connection)),
+        let connected = connect(&address).and_then(|socket| match address.is_encrypted() {
+            true => way.tls.divide(socket, &address).map(|(from, to)| Master::Encrypted(from, to)),
+            false => Ok(Master::Plain(socket.try_clone()?, socket)),
+        });
+        match connected {
+            Ok(master) => return Ok((address, master)),
             Err(error) => last = error,
         }
         masters.pass_on(&address);

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::environment::Variables;
 use super::privileges::Account;
 use super::view::View;
-use super::{context, information, master, storage};
+use super::{context, forwarder, information, master, storage};
 use crate::folder::{TaskFolder, read_bounded};
 use crate::order::TaskOrder;
 
@@ -96,8 +96,12 @@ pub fn use_certificates(view: &View, order: &mut TaskOrder, inherited: &mut Vari
     }
 }
 
-/// What to say of those that the user names: Determined's client would try in vain for half an hour, without a word.
+/// What to say of those that the user names: Determined's client would try in vain for half an hour, without a word. Nothing
+/// if it speaks to masters by way of the supervisor.
 fn distrust(order: &TaskOrder, own: &Path) -> Vec<String> {
+    if order.machine.masters.parse().is_ok_and(|addresses| forwarder::is_able(&addresses)) {
+        return Vec::new();
+    }
     let known = fs::read(own).unwrap_or_default();
     let known = known.trim_ascii();
     let named = order.start.user_environment.iter().filter_map(|entry| entry.split_once('='));
@@ -295,7 +299,7 @@ mod tests {
         use_certificates(&view, &mut plain, &mut inherited);
         assert_eq!((&plain, &inherited), (&wanted, &of_agent), "nobody encrypts");
 
-        wanted.machine.masters = "https://a:1,https://b:1".to_owned();
+        wanted.machine.masters = "https://a:1/x,https://b:1/x".to_owned();
         certificates(&share, &wanted, &of_agent).unwrap();
         let (mut known, mut inherited) = (wanted.clone(), of_agent.clone());
         use_certificates(&view, &mut known, &mut inherited);
@@ -315,6 +319,10 @@ mod tests {
         use_certificates(&view, &mut known, &mut Variables::new());
         let [note] = &known.start.notes[..] else { panic!("not one note") };
         assert!(note.starts_with("the master's certificate is not in CURL_CA_BUNDLE, "), "{note}");
+        let mut forwarded = wanted.clone();
+        forwarded.machine.masters = "https://a:1,https://b:1".to_owned();
+        use_certificates(&view, &mut forwarded, &mut Variables::new());
+        assert_eq!(forwarded.start.notes, Vec::<String>::new(), "the task's client does not ask for certificates");
 
         fs::remove_file(place.path().join("master.pem")).unwrap();
         let refused = certificates(&share, &wanted, &of_agent).unwrap_err().to_string();

@@ -585,7 +585,7 @@ impl Companion for Coordinator {
         let torchrun_poll = self.torchrun_nodes.as_ref().map(|_| context.now + torchrun::POLL_INTERVAL);
         let hello_due = self.drop_silent_connections(context);
         let ping = self.detector.as_ref().map(|_| self.next_heartbeat_check);
-        let missed = self.recovery.as_ref().and_then(RoundRecovery::missed_at);
+        let missed = self.running_recovery().and_then(|recovery| recovery.missed_at());
         [due, torchrun_poll, ping, hello_due, missed].into_iter().flatten().min()
     }
 

@@ -28,6 +28,7 @@ use serde_json::json;
 use super::{Coordinator, JoinedNode};
 use crate::control::{FromCoordinator, LostWorker, MovedRank, Replace, Start};
 use crate::failure::Failure;
+use crate::output::fold::describe_ranks;
 
 /// Keys as the store has them: with the `/` that clients put before each.
 const PREFIX: &str = "/instep/recovery";
@@ -174,12 +175,10 @@ impl RoundRecovery {
             context.get(key.as_bytes()).is_some() || self.ends.contains_key(rank)
         };
         let world_size = self.members.iter().map(|member| member.workers).sum();
-        let missing: Vec<String> =
-            (0..world_size).filter(|rank| !has_come(rank)).map(|rank| rank.to_string()).collect();
+        let missing: Vec<usize> = (0..world_size).filter(|rank| !has_come(rank)).collect();
         let whom = match missing.as_slice() {
-            [] => "all ranks are there and connect".to_owned(),
-            [rank] => format!("the others wait for rank {rank}, which starts or computes"),
-            ranks => format!("the others wait for ranks {}, which start or compute", ranks.join(", ")),
+            [] => "all ranks are there, and connect or hand on the state".to_owned(),
+            ranks => format!("the others wait for {}: starting, or still computing", describe_ranks(ranks)),
         };
         let seconds = context.now.saturating_duration_since(self.since).as_secs();
         Some(format!("not recovered after {seconds} s (generation {generation}): {whom}; see `instep diagnose`"))
@@ -272,7 +271,7 @@ fn loss(worker: &LostWorker) -> Loss {
 
 impl Coordinator {
     /// The recovery of the round, while that runs.
-    fn running_recovery(&mut self) -> Option<&mut RoundRecovery> {
+    pub(super) fn running_recovery(&mut self) -> Option<&mut RoundRecovery> {
         let runs = self.membership.as_ref().is_some_and(Membership::is_running);
         self.recovery.as_mut().filter(|_| runs)
     }

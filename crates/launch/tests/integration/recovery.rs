@@ -95,7 +95,7 @@ fn ranks_that_the_others_wait_for_are_named() {
     for rank in [0, 2] {
         job.ranks.set(&format!("instep/recovery/connecting/1/{rank}"), b"1").expect("set");
     }
-    let whom = "the others wait for ranks 1, 3, which start or compute; see `instep diagnose`";
+    let whom = "the others wait for ranks 1,3: starting, or still computing; see `instep diagnose`";
     let said = format!("not recovered after 10 s (generation 1): {whom}");
     assert_eq!(job.second.next_waiting(), Some(said));
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use instep_api::identifiers::{ExperimentId, TrialId};
+use instep_database::HistoryPart;
 use tokio::sync::mpsc;
 
 use super::call::Call;
@@ -38,39 +39,51 @@ pub(crate) async fn experiment_lines(call: Call) -> Result<Reply, Failure> {
 async fn of_trial(call: Call, table: Table) -> Result<Reply, Failure> {
     let id: TrialId = call.id("id")?;
     call.application.database.trial(id, now()).await?;
-    Ok(send(call, vec![id], table, &format!("trial-{id}")))
+    send(call, vec![id], table, &format!("trial-{id}")).await
 }
 
 async fn of_experiment(call: Call, table: Table) -> Result<Reply, Failure> {
     let id: ExperimentId = call.id("id")?;
     let trials = call.application.database.experiment(id, now()).await?.trial_ids;
-    Ok(send(call, trials, table, &format!("experiment-{id}")))
+    send(call, trials, table, &format!("experiment-{id}")).await
 }
 
-fn send(call: Call, trials: Vec<TrialId>, table: Table, name: &str) -> Reply {
+async fn send(call: Call, trials: Vec<TrialId>, table: Table, name: &str) -> Result<Reply, Failure> {
+    let group = call.query.text("group").map(str::to_owned);
+    // A group that no database takes is refused while there is a status to say it with.
+    let first = match trials.first() {
+        Some(trial) => Some(call.application.database.metric_history(*trial, group.clone()).await?),
+        None => None,
+    };
     let (sender, parts) = mpsc::channel(PARTS_AHEAD);
     let name = format!("{name}.{}", table.extension());
     // The task ends with the download: when everything is sent, or when the reader goes away or stands still.
     tokio::spawn(async move {
-        if let Err(error) = write(&call, trials, table, &sender).await {
+        if let Err(error) = write(&call, trials, (group, first), table, &sender).await {
             // In place of the end, so that the reader does not take a part for the whole.
             let _ = sender.send(Err(error)).await;
         }
     });
-    Reply::Download(Download { media_type: table.media_type(), name, parts })
+    Ok(Reply::Download(Download { media_type: table.media_type(), name, parts }))
 }
 
 async fn write(
     call: &Call,
     trials: Vec<TrialId>,
+    (group, mut first): (Option<String>, Option<Vec<HistoryPart>>),
     table: Table,
     sender: &mpsc::Sender<io::Result<Vec<u8>>>,
 ) -> io::Result<()> {
-    let group = call.query.text("group").map(str::to_owned);
     let mut text = table.header().to_owned();
     for trial in trials {
-        let parts = call.application.database.metric_history(trial, group.clone()).await;
-        for part in parts.map_err(io::Error::other)? {
+        let parts = match first.take() {
+            Some(parts) => parts,
+            None => {
+                let parts = call.application.database.metric_history(trial, group.clone()).await;
+                parts.map_err(io::Error::other)?
+            }
+        };
+        for part in parts {
             let reports = call.application.database.metric_reports(trial, part).await;
             for report in reports.map_err(io::Error::other)? {
                 table.write(&report, &mut text);

@@ -83,7 +83,7 @@ impl Tls {
         }
         let connection = Arc::new(Mutex::new(connection));
         let writer = Writer { connection: connection.clone(), socket: socket.try_clone()? };
-        Ok((Reader { connection, socket, piece: [0; PIECE], unread: 0..0 }, writer))
+        Ok((Reader { connection, socket, piece: vec![0; PIECE], unread: 0..0 }, writer))
     }
 }
 
@@ -92,7 +92,7 @@ impl Tls {
 pub struct Reader {
     connection: Arc<Mutex<ClientConnection>>,
     socket: TcpStream,
-    piece: [u8; PIECE],
+    piece: Vec<u8>,
     /// Of `piece`, what is not decrypted yet.
     unread: std::ops::Range<usize>,
 }

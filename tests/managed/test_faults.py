@@ -79,6 +79,13 @@ def kill(work: Work, *find: Callable[[], psutil.Process | None]) -> None:
     work.cluster.wait_until(done, 60, lambda: f"the processes to kill\n{work.log()}")
 
 
+def has_ended(process: psutil.Process | None) -> bool:
+    """Whether a process is gone, or has yet to be buried."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process is None or process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
 def test_killed_workers_count_as_failures(work: Work) -> None:
     work.agent()
     work.begin(*MOMENTS, max_restarts=4)
@@ -108,7 +115,11 @@ def test_killed_tasks_are_not_held_against_the_trial(work: Work, victims: tuple[
     kill(work, *find)
     for moment in MOMENTS:
         work.wait_for(moment)
+        worker = work.worker()
         kill(work, *find)
+        if len(victims) == 1:
+            # It is ended by who is left of the two, and must not go on before that.
+            work.cluster.wait_until(lambda gone=worker: has_ended(gone), 30, "the worker to end")
         work.release(moment)
     work.check()
     runs = work.runs()

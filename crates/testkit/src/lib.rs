@@ -1,5 +1,7 @@
-//! Development only: seeded randomness for simulations, and (in `tests/tidy.rs`) house rules as tests.
+//! Development only: seeded randomness for simulations, and (in `tests`) house rules as tests of all source files.
 
 mod random;
+mod sources;
 
 pub use random::{Random, seeds};
+pub use sources::{Source, root, sources};

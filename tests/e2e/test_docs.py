@@ -240,7 +240,7 @@ def test_every_rendezvous_setting_is_documented() -> None:
 
 
 def test_every_control_message_is_documented() -> None:
-    source = rust("launch/src/control/mod.rs")
+    source = rust("launch/src/control/messages.rs")
     for enum, heading in (("ToCoordinator", "From a launcher"), ("FromCoordinator", "From the coordinator")):
         [body] = re.findall(rf"pub enum {enum} \{{\n(.*?)^\}}", source, re.DOTALL | re.MULTILINE)
         names = re.findall(r'^    (?:#\[serde\(rename = "(\w+)"\)\]\n    )?([A-Z]\w+)', body, re.MULTILINE)

@@ -11,6 +11,8 @@
 //! Under `--recover step` lost ranks, also those of a lost node, are replaced inside the round where that can be (module
 //! `recovery`).
 //!
+//! Nodes that fall silent or lose their connection are given up in module `heartbeats`.
+//!
 //! Where ranks wait for too long, it collects what all nodes see (module `hangs`).
 //!
 //! Who may speak with it at all, and what others hear, is decided in module `admission`.
@@ -20,6 +22,7 @@
 
 mod admission;
 mod hangs;
+mod heartbeats;
 mod leadership;
 mod recovery;
 
@@ -38,7 +41,7 @@ use instep_store::{ClientId, Companion, Context, Request};
 use serde_json::json;
 
 use self::hangs::HangInquiry;
-use self::recovery::{LostNode, RoundRecovery};
+use self::recovery::RoundRecovery;
 use crate::control::channel::{self, Guest};
 use crate::control::heartbeat::Heartbeat;
 use crate::control::secret::JobSecret;
@@ -128,17 +131,6 @@ pub struct Coordinator {
     torchrun_nodes: Option<TorchrunNodes>,
     /// This coordinator has taken over: it tells whoever comes to the first endpoint.
     resumed: bool,
-}
-
-impl CoordinatorSettings {
-    /// How silent launchers are noticed from now on. Launchers of an elastic job go elsewhere while this process sleeps.
-    fn failure_detector(&self) -> Option<FailureDetector> {
-        let detector = |heartbeat: Heartbeat| {
-            FailureDetector::new(heartbeat.interval, heartbeat.coordinator_window(), Duration::ZERO)
-        };
-        let detector = self.heartbeat.map(detector)?;
-        Some(if self.terms.elastic() { detector.counting_sleep() } else { detector })
-    }
 }
 
 impl Coordinator {
@@ -400,24 +392,6 @@ impl Coordinator {
         }
     }
 
-    /// Gives up nodes that may be alive, and tells them.
-    fn drop_silent_nodes(&mut self, nodes: Vec<(NodeId, String)>, context: &mut Context<'_>) {
-        let mut lost = Vec::new();
-        for (node, cause) in nodes {
-            let Some(joined_node) = self.joined.remove(&node) else { continue };
-            self.send(joined_node.client, &FromCoordinator::Dropped { reason: cause.clone() }, context);
-            self.close(joined_node.client, context);
-            let JoinedNode { name, host, .. } = joined_node;
-            self.settings.events.note("node_lost", json!({"node": name, "cause": cause, "silent": true}));
-            lost.push(LostNode { node, name, cause, silent: true, host });
-        }
-        let silent = self.keep_for_recovery(lost);
-        if !silent.is_empty() {
-            let nodes = silent.into_iter().map(|lost| (lost.node, lost.cause)).collect();
-            self.handle_event(Event::Silent { nodes }, context);
-        }
-    }
-
     fn handle_message(&mut self, client: ClientId, message: ToCoordinator, context: &mut Context<'_>) {
         let node = Self::node(client);
         if !self.joined.contains_key(&node) {
@@ -490,47 +464,6 @@ impl Coordinator {
         }
     }
 
-    fn handle_lost_node(&mut self, node: NodeId, cause: &str, context: &mut Context<'_>) {
-        let Some(JoinedNode { name, host, .. }) = self.joined.remove(&node) else { return };
-        self.settings.events.note("node_lost", json!({"node": name, "cause": cause, "silent": false}));
-        let lost = LostNode { node, name, cause: cause.to_owned(), silent: false, host };
-        for lost in self.keep_for_recovery(vec![lost]) {
-            self.handle_event(lost.event(), context);
-        }
-    }
-
-    /// If this process was stopped for so long that the launchers have given it up, what they said before is void: they
-    /// may have gone on elsewhere. To be called before anything else in a turn.
-    fn detect_own_pause(&mut self, context: &mut Context<'_>) {
-        let now = self.now(context);
-        let (Some(detector), Some(heartbeat)) = (&mut self.detector, self.settings.heartbeat) else { return };
-        let away = detector.tick(now);
-        if !away.is_zero() {
-            self.paused_until = now;
-        }
-        if !detector.outlasts(away, heartbeat.window()) || !self.settings.terms.elastic() {
-            return;
-        }
-        let cause = "this launcher was suspended and cannot know what the others did";
-        let joined_nodes = self.joined.iter().filter(|(_, joined_node)| !joined_node.host);
-        let joined_nodes = joined_nodes.map(|(node, _)| (*node, cause.to_owned())).collect();
-        self.drop_silent_nodes(joined_nodes, context);
-    }
-
-    /// Gives up those who do not speak; once an interval at least.
-    fn check_heartbeats(&mut self, context: &mut Context<'_>) {
-        self.detect_own_pause(context);
-        let now = self.now(context);
-        let Some(detector) = &self.detector else { return };
-        let silent = self.joined.iter().filter(|(_, joined_node)| !joined_node.host);
-        let silent =
-            silent.filter_map(|(node, joined_node)| Some((*node, detector.suspicion(joined_node.heard, now)?)));
-        let silent: Vec<(NodeId, String)> = silent.collect();
-        let interval = detector.interval();
-        self.next_heartbeat_check = context.now + interval;
-        self.drop_silent_nodes(silent, context);
-    }
-
     fn poll_torchrun_nodes(&mut self, context: &mut Context<'_>) {
         let Some(torchrun_nodes) = &mut self.torchrun_nodes else { return };
         for event in torchrun_nodes.poll(context) {
@@ -552,15 +485,7 @@ impl Companion for Coordinator {
 
     fn received(&mut self, client: ClientId, bytes: &[u8], context: &mut Context<'_>) -> usize {
         self.detect_own_pause(context);
-        let now = self.now(context);
-        // What is read right after a sleep may have been said long before.
-        let is_fresh = |detector: &&FailureDetector| {
-            self.paused_until.is_zero() || now > self.paused_until + detector.interval() / 2
-        };
-        let detector = self.detector.as_ref().filter(is_fresh);
-        if let (Some(detector), Some(joined_node)) = (detector, self.joined.get_mut(&Self::node(client))) {
-            joined_node.heard = detector.awake_time(now);
-        }
+        self.note_heard(Self::node(client), context);
         self.receive(client, bytes, context)
     }
 

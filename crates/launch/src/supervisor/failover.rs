@@ -7,8 +7,9 @@ use instep_policy::membership::Resumption;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
+use super::Supervisor;
 use super::leadership::LeaderEvent;
-use super::{AfterStop, Phase, RunEnd, Supervisor};
+use super::phase::{AfterStop, Phase, RunEnd};
 use crate::console::Note;
 use crate::election::search::SearchOutcome;
 use crate::plan::RendezvousMode;

@@ -13,7 +13,8 @@
 //! ```
 //!
 //! The parts of the loop own their state: `polling` is where it sleeps, `timers` when it wakes, `leadership` its relation
-//! to the coordinator, `local_workers` the processes, `round` what is known of the rounds. In an elastic job the
+//! to the coordinator, `local_workers` the processes, `round` what is known of the rounds. `phase` has the states above, and
+//! `stopping` is how the workers are ended. In an elastic job the
 //! coordinator may be lost: `failover` is what the loop does then. Under `--recover step`, `recovery` replaces single workers
 //! while the node stays in Running.
 //!
@@ -24,10 +25,12 @@ mod failover;
 mod leadership;
 mod local_workers;
 pub mod outcome;
+mod phase;
 mod polling;
 mod recovery;
 mod round;
 mod signals;
+mod stopping;
 mod timers;
 
 use std::io;
@@ -41,16 +44,17 @@ use serde_json::json;
 use self::leadership::Leadership;
 use self::local_workers::LocalWorkers;
 use self::outcome::Outcome;
+use self::phase::{AfterStop, Phase, RunEnd};
 use self::polling::Poller;
 use self::recovery::StepRecovery;
 use self::round::Rounds;
 use self::signals::Signals;
-use self::timers::{Escalation, Timers};
+use self::timers::Timers;
 use crate::console::{Console, Note, Status};
 use crate::control::{FromCoordinator, Start, ToCoordinator};
 use crate::events::{EventLog, EventWriter};
 use crate::failure::cause::Cause;
-use crate::failure::{self, Failure, hang};
+use crate::failure::{Failure, hang};
 use crate::goodput;
 use crate::output::logs::{LogBase, RunDirectory};
 use crate::plan::Plan;
@@ -92,42 +96,6 @@ impl LaunchError {
             LaunchError::Rendezvous(error) => error.hint(),
             LaunchError::System(_) => "run `instep doctor` to check this machine",
         }
-    }
-}
-
-#[derive(Debug)]
-enum Phase {
-    Waiting,
-    Running,
-    /// `then` is what happens once the workers are gone, where it is known already.
-    Stopping {
-        then: Option<AfterStop>,
-    },
-    Finished,
-}
-
-/// What happens when the workers are gone.
-#[derive(Debug, Clone)]
-enum AfterStop {
-    Rejoin,
-    End(RunEnd),
-}
-
-/// How the run ends.
-#[derive(Debug, Clone)]
-struct RunEnd {
-    success: bool,
-    reason: Option<String>,
-    signal: Option<Signal>,
-}
-
-impl RunEnd {
-    fn success() -> RunEnd {
-        RunEnd { success: true, reason: None, signal: None }
-    }
-
-    fn failure(reason: String) -> RunEnd {
-        RunEnd { success: false, reason: Some(reason), signal: None }
     }
 }
 
@@ -395,11 +363,6 @@ impl Supervisor<'_> {
         })
     }
 
-    /// The workers are about to end, for this reason.
-    fn note_stop(&mut self, reason: &str) {
-        self.rounds.stop(reason, self.workers.any(), &self.reports.events);
-    }
-
     /// Looks for workers that have ended, and takes the next step when the last one has.
     fn check_workers(&mut self) -> Option<RunEnd> {
         let ended = self.workers.ended(self.console)?;
@@ -423,118 +386,6 @@ impl Supervisor<'_> {
             (Phase::Stopping { .. }, _) => self.escalate_stop(),
             (Phase::Waiting | Phase::Running | Phase::Finished, _) => None,
         }
-    }
-
-    /// Kills workers that have ignored the signal to end for too long, and abandons those that cannot be killed.
-    fn escalate_stop(&mut self) -> Option<RunEnd> {
-        let escalation = self.timers.escalation(Instant::now())?;
-        let pids = self.workers.alive_pids();
-        match escalation {
-            Escalation::Kill => {
-                let text = format!("{} workers ignore the signal to stop: killing them", pids.len());
-                self.console.note(Note::Warning(text));
-                self.workers.signal(Signal::SIGKILL);
-                None
-            }
-            Escalation::Abandon => {
-                self.console.note(Note::Warning(format!(
-                    "processes {pids:?} did not exit even after SIGKILL and are left behind; they may be stuck in a driver"
-                )));
-                self.workers.reap(self.console);
-                self.finish_stop()
-            }
-        }
-    }
-
-    /// All workers are gone: do what was decided, if it is known yet.
-    fn finish_stop(&mut self) -> Option<RunEnd> {
-        let Phase::Stopping { then } = &self.phase else { return None };
-        match then.clone()? {
-            AfterStop::Rejoin => {
-                self.phase = Phase::Waiting;
-                self.timers.stop_ended();
-                self.leadership.send(&ToCoordinator::Stopped {});
-                None
-            }
-            AfterStop::End(end) => Some(end),
-        }
-    }
-
-    /// As [`Supervisor::finish_stop`], unless workers are still alive.
-    fn finish_stop_unless_alive(&mut self) -> Option<RunEnd> {
-        if self.workers.any() { None } else { self.finish_stop() }
-    }
-
-    /// Where workers have failed, their peers here are stopped, and the coordinator decides what follows: at once if
-    /// one failed by itself, else when the rank is known because of which they did, or some seconds later. Until then the
-    /// coordinator may tell of a failure on another node.
-    fn report_root_cause(&mut self) {
-        if !matches!(self.phase, Phase::Running) || self.rounds.first_failure().is_none() {
-            return;
-        }
-        self.rounds.ends.extend(self.recovery.take_losses());
-        let Some(seen) = self.rounds.first_failure() else { return };
-        let is_final = self.timers.await_root_cause(Instant::now());
-        let Some(cause) = self.rounds.root_cause(is_final) else { return };
-        let ends = &self.rounds.ends;
-        let known = cause.rank().and_then(|rank| ends.iter().find(|end| end.rank == rank));
-        let mut first = known.unwrap_or(seen).clone();
-        let mut sentence = failure::explain(&cause, ends);
-        let not_recovered = self.why_not_recovered();
-        if let Some(why) = &not_recovered {
-            sentence = format!("{sentence}; {why}");
-        }
-        let (rank, exit) = (cause.rank(), known.map(|end| end.exit.0));
-        self.workers.hang.failed(rank.unwrap_or(first.rank));
-        self.reports.events.note("worker_failed", json!({"rank": rank, "exit": exit, "cause": sentence}));
-        self.note_stop(&sentence);
-        self.stop(Signal::SIGTERM, self.plan.grace_period, None);
-        let is_plain = matches!(cause, Cause::Failed { .. }) && not_recovered.is_none();
-        first.sentence = (!is_plain).then_some(sentence);
-        self.leadership.send(&ToCoordinator::Failed(Box::new(first)));
-    }
-
-    /// Tells all workers to end.
-    fn stop(&mut self, signal: Signal, grace_period: Duration, then: Option<AfterStop>) {
-        self.workers.signal(signal);
-        self.timers.start_stop(Instant::now(), grace_period);
-        self.phase = Phase::Stopping { then };
-    }
-
-    /// Carries out what the coordinator decided.
-    fn apply(&mut self, next: AfterStop) -> Option<RunEnd> {
-        match &mut self.phase {
-            Phase::Stopping { then } => {
-                // A signal to this launcher has the last word.
-                if !matches!(then, Some(AfterStop::End(RunEnd { signal: Some(_), .. }))) {
-                    *then = Some(next);
-                }
-            }
-            Phase::Running => self.stop(Signal::SIGTERM, self.plan.grace_period, Some(next)),
-            Phase::Waiting | Phase::Finished => self.phase = Phase::Stopping { then: Some(next) },
-        }
-        self.finish_stop_unless_alive()
-    }
-
-    fn handle_signal(&mut self, signal: Signal) -> Option<RunEnd> {
-        if let Phase::Stopping { then: Some(AfterStop::End(RunEnd { signal: Some(_), .. })) } = &self.phase {
-            self.console.note(Note::Warning(format!("{signal} again: killing the workers")));
-            self.timers.escalate_now(Instant::now());
-            return None;
-        }
-        let reason = format!("received {signal}");
-        let then =
-            if matches!(self.phase, Phase::Waiting) { "leaving the job" } else { "forwarding it to the workers" };
-        self.console.note(Note::Progress(format!("{reason}: {then}")));
-        self.note_stop(&reason);
-        self.leadership.send(&if self.plan.terms.elastic() {
-            ToCoordinator::Draining { cause: reason.clone() }
-        } else {
-            ToCoordinator::Leaving { cause: reason.clone(), failed: false }
-        });
-        let end = RunEnd { success: false, reason: Some(reason), signal: Some(signal) };
-        self.stop(signal, self.plan.shutdown_timeout, Some(AfterStop::End(end)));
-        self.finish_stop_unless_alive()
     }
 
     fn show_status(&mut self) {

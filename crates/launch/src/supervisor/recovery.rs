@@ -11,7 +11,8 @@ use instep_policy::membership::LauncherId;
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::{LaunchError, Phase, Supervisor};
+use super::phase::Phase;
+use super::{LaunchError, Supervisor};
 use crate::console::Note;
 use crate::control::{LostWorker, MovedRank, Replace, Start, ToCoordinator};
 use crate::failure::Failure;

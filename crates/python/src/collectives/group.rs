@@ -1,269 +1,23 @@
-//! The collectives as Python classes: memory comes as addresses, what goes wrong as exceptions.
+//! The ranks that work together, as one of them holds them in Python: connecting, operations, abort and shutdown.
 //!
-//! Nothing here knows torch. Callers give the address and the length of memory that they keep valid until the operation
-//! has ended; `submit` and its kin also hold on to an object until then, so that a caller who forgets cannot crash.
-//!
-//! Every wait happens with the interpreter released, and threads of the collectives never take it: see [`crate::delivery`].
+//! Every wait happens with the interpreter released.
 #![expect(unsafe_code, reason = "memory of tensors comes as addresses")]
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use instep_collectives::{
-    self as collectives, Address, DataType, Error, Group, NewestGeneration, Options, Rank, Reduction, Secret, Source,
-    Standby, Target, TransportChoice,
+    self as collectives, Address, Error, Group, NewestGeneration, Options, Rank, Secret, Standby, TransportChoice,
 };
-use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python, pyfunction};
+use pyo3::prelude::{Bound, Py, PyAny, PyRef, PyResult, Python};
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use pyo3::{pyclass, pymethods};
 
+use super::operation::{Memory, Operation, read, written};
+use super::ticket::Ticket;
 use crate::recorder::FlightRecorder;
-use crate::{delivery, errors, ledger};
-
-/// How often a wait on the main thread looks whether a signal came.
-const SIGNALS_EVERY: Duration = Duration::from_millis(50);
-
-/// Address and bytes.
-type Memory = (usize, usize);
-
-/// Memory that is read: what an operation is given.
-fn read((address, bytes): Memory) -> Source {
-    Source::new(std::ptr::with_exposed_provenance(address), bytes)
-}
-
-fn written((address, bytes): Memory) -> Target {
-    Target::new(std::ptr::with_exposed_provenance_mut(address), bytes)
-}
-
-fn sources(memory: Vec<Memory>) -> Vec<Source> {
-    memory.into_iter().map(read).collect()
-}
-
-fn targets(memory: Vec<Memory>) -> Vec<Target> {
-    memory.into_iter().map(written).collect()
-}
-
-/// The type with this index in `DTYPES`.
-pub(crate) fn data_type(index: usize) -> PyResult<DataType> {
-    DataType::ALL.get(index).copied().ok_or_else(|| errors::no_such("element type", index))
-}
-
-/// The reduction with this index in `REDUCTIONS`.
-pub(crate) fn reduction(index: usize, factor: f64) -> PyResult<Reduction> {
-    match Reduction::ALL.get(index) {
-        Some(Reduction::PremultipliedSum(_)) => Ok(Reduction::PremultipliedSum(factor)),
-        Some(other) => Ok(*other),
-        None => Err(errors::no_such("reduction", index)),
-    }
-}
-
-/// Names of the element types; an operation is given the index.
-pub(crate) fn data_type_names() -> [&'static str; DataType::ALL.len()] {
-    DataType::ALL.map(DataType::name)
-}
-
-/// Names of the reductions; an operation is given the index.
-pub(crate) fn reduction_names() -> [&'static str; Reduction::ALL.len()] {
-    Reduction::ALL.map(Reduction::name)
-}
-
-/// One collective operation, not yet begun.
-#[pyclass(frozen, module = "instep._native")]
-pub(crate) struct Operation(Mutex<collectives::Operation>);
-
-impl Operation {
-    fn new(operation: collectives::Operation) -> Operation {
-        Operation(Mutex::new(operation))
-    }
-
-    pub(crate) fn get(&self) -> collectives::Operation {
-        lock(&self.0).clone()
-    }
-}
-
-#[pymethods]
-impl Operation {
-    /// In state: the memory becomes the reduction of all ranks' memory.
-    #[staticmethod]
-    #[pyo3(signature = (address, length, dtype, reduce, factor=1.0))]
-    fn all_reduce(address: usize, length: usize, dtype: usize, reduce: usize, factor: f64) -> PyResult<Operation> {
-        let memory = (address, length);
-        Ok(Operation::new(collectives::Operation::AllReduce {
-            input: read(memory),
-            output: written(memory),
-            dtype: data_type(dtype)?,
-            reduction: reduction(reduce, factor)?,
-        }))
-    }
-
-    /// In state on the root: its memory becomes the reduction of all ranks' memory.
-    #[staticmethod]
-    #[pyo3(signature = (memory, dtype, reduce, root, factor=1.0))]
-    fn reduce(memory: Memory, dtype: usize, reduce: usize, root: usize, factor: f64) -> PyResult<Operation> {
-        Ok(Operation::new(collectives::Operation::Reduce {
-            input: read(memory),
-            output: written(memory),
-            dtype: data_type(dtype)?,
-            reduction: reduction(reduce, factor)?,
-            root: Rank(root),
-        }))
-    }
-
-    /// The memory becomes that of the root.
-    #[staticmethod]
-    fn broadcast(memory: Memory, dtype: usize, root: usize) -> PyResult<Operation> {
-        let dtype = data_type(dtype)?;
-        Ok(Operation::new(collectives::Operation::Broadcast { buffer: written(memory), dtype, root: Rank(root) }))
-    }
-
-    /// The outputs become the inputs of all ranks.
-    #[staticmethod]
-    fn all_gather(source: Memory, outputs: Vec<Memory>, dtype: usize) -> PyResult<Operation> {
-        let dtype = data_type(dtype)?;
-        Ok(Operation::new(collectives::Operation::AllGather { input: read(source), outputs: targets(outputs), dtype }))
-    }
-
-    /// The root's outputs become the inputs of all ranks; elsewhere there are none.
-    #[staticmethod]
-    fn gather(source: Memory, outputs: Vec<Memory>, dtype: usize, root: usize) -> PyResult<Operation> {
-        Ok(Operation::new(collectives::Operation::Gather {
-            input: read(source),
-            outputs: targets(outputs),
-            dtype: data_type(dtype)?,
-            root: Rank(root),
-        }))
-    }
-
-    /// The output becomes this rank's part of the root's inputs; elsewhere there are none.
-    #[staticmethod]
-    fn scatter(inputs: Vec<Memory>, output: Memory, dtype: usize, root: usize) -> PyResult<Operation> {
-        Ok(Operation::new(collectives::Operation::Scatter {
-            inputs: sources(inputs),
-            output: written(output),
-            dtype: data_type(dtype)?,
-            root: Rank(root),
-        }))
-    }
-
-    /// The output becomes the reduction of all ranks' inputs for this rank.
-    #[staticmethod]
-    #[pyo3(signature = (inputs, output, dtype, reduce, factor=1.0))]
-    fn reduce_scatter(
-        inputs: Vec<Memory>,
-        output: Memory,
-        dtype: usize,
-        reduce: usize,
-        factor: f64,
-    ) -> PyResult<Operation> {
-        Ok(Operation::new(collectives::Operation::ReduceScatter {
-            inputs: sources(inputs),
-            output: written(output),
-            dtype: data_type(dtype)?,
-            reduction: reduction(reduce, factor)?,
-        }))
-    }
-
-    /// The outputs become all ranks' inputs for this rank; lengths may differ from pair to pair.
-    #[staticmethod]
-    fn all_to_all(inputs: Vec<Memory>, outputs: Vec<Memory>, dtype: usize) -> PyResult<Operation> {
-        let dtype = data_type(dtype)?;
-        Ok(Operation::new(collectives::Operation::AllToAll {
-            inputs: sources(inputs),
-            outputs: targets(outputs),
-            dtype,
-        }))
-    }
-
-    /// Done when every rank has come.
-    #[staticmethod]
-    fn barrier() -> Operation {
-        Operation::new(collectives::Operation::Barrier)
-    }
-}
-
-/// An operation under way.
-#[pyclass(frozen, module = "instep._native")]
-pub(crate) struct Ticket {
-    ticket: collectives::Ticket,
-    /// What errors say about the group.
-    label: Arc<str>,
-}
-
-impl Ticket {
-    pub(crate) fn new(ticket: collectives::Ticket, label: Arc<str>) -> Ticket {
-        Ticket { ticket, label }
-    }
-
-    fn wait_within(&self, py: Python<'_>, limit: Duration) -> PyResult<()> {
-        let started = Instant::now();
-        loop {
-            let left = limit.saturating_sub(started.elapsed());
-            match py.detach(|| self.ticket.wait(left.min(SIGNALS_EVERY))) {
-                Ok(()) => return Ok(()),
-                Err(Error::Unfinished { .. }) if left > SIGNALS_EVERY => py.check_signals()?,
-                Err(Error::Unfinished { .. }) => {
-                    return Err(errors::collectives(py, &Error::Unfinished { waited: limit }, &self.label));
-                }
-                Err(error) => return Err(errors::collectives(py, &error, &self.label)),
-            }
-        }
-    }
-}
-
-#[pymethods]
-impl Ticket {
-    /// Wait for the end, at most so many seconds; raises what went wrong.
-    #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let limit = timeout.map_or(Ok(Duration::MAX), errors::duration)?;
-        ledger::waiting(|| self.wait_within(py, limit))
-    }
-
-    /// Whether it has ended, well or not.
-    fn is_finished(&self) -> bool {
-        self.ticket.is_finished()
-    }
-
-    /// What has become of the output: "untouched", "complete" or "undefined"; the last while it is under way.
-    fn output(&self) -> &'static str {
-        match self.ticket.output() {
-            collectives::Output::Untouched => "untouched",
-            collectives::Output::Complete => "complete",
-            collectives::Output::Undefined => "undefined",
-        }
-    }
-
-    /// Who sent what a finished receive received.
-    fn source(&self) -> Option<usize> {
-        self.ticket.source().map(|rank| rank.0)
-    }
-
-    /// Call this once when it has ended, on a thread for callbacks; at once if it has.
-    fn when_finished(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
-        if self.ticket.is_finished() {
-            return callback.call0(py).map(drop);
-        }
-        self.ticket.when_finished(move |_| {
-            delivery::deliver(Box::new(move || {
-                Python::attach(|py| {
-                    if let Err(error) = callback.call0(py) {
-                        error.write_unraisable(py, None);
-                    }
-                });
-            }));
-        });
-        Ok(())
-    }
-
-    /// The exception it ended with, or None.
-    fn failure(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        match self.ticket.wait(Duration::ZERO) {
-            Ok(()) | Err(Error::Unfinished { .. }) => None,
-            Err(error) => Some(errors::collectives(py, &error, &self.label).into_value(py).into_any()),
-        }
-    }
-}
+use crate::{errors, ledger};
 
 /// The ranks that work together, as one of them holds them.
 #[pyclass(frozen, module = "instep._native")]
@@ -303,7 +57,7 @@ impl CollectiveGroup {
 
     fn ticket(&self, py: Python<'_>, result: Result<collectives::Ticket, Error>) -> PyResult<Ticket> {
         let ticket = result.map_err(|error| errors::collectives(py, &error, &self.label))?;
-        Ok(Ticket { ticket, label: Arc::clone(&self.label) })
+        Ok(Ticket::new(ticket, Arc::clone(&self.label)))
     }
 
     fn replace(&self, state: GroupState) -> GroupState {
@@ -337,7 +91,7 @@ impl CollectiveGroup {
         let ticket = result.map_err(|error| errors::collectives(py, &error, &self.label))?;
         // On a thread without the interpreter this only notes that the object can go.
         ticket.when_finished(move |_| drop(keep));
-        Ok(Ticket { ticket, label: Arc::clone(&self.label) })
+        Ok(Ticket::new(ticket, Arc::clone(&self.label)))
     }
 }
 
@@ -591,15 +345,4 @@ impl Drop for CollectiveGroup {
         let state = self.replace(GroupState::Closed);
         Python::attach(|py| py.detach(|| drop(state)));
     }
-}
-
-/// End the threads for callbacks, before the interpreter ends.
-#[pyfunction]
-pub(crate) fn stop_callbacks(py: Python<'_>) {
-    py.detach(delivery::stop);
-}
-
-/// A panic while the lock was held is reported by itself; the data behind it is replaced as a whole, so still good.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -60,6 +60,7 @@ mod sites;
 mod ssh_keys;
 mod standby;
 mod storage;
+mod strangers;
 mod sync;
 mod task_access;
 mod telemetry;

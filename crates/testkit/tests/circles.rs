@@ -17,8 +17,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The crates that have no such circle. A crate is added when it is clean, and never taken off.
-const CRATES: &[&str] = &["cli", "collectives", "launch"];
+/// The crates, or folders of one, whose files are in no such circle. One is added when it is clean, and never taken off.
+const CLEAN: &[(&str, &str)] = &[
+    ("api", ""),
+    ("cli", ""),
+    ("client", ""),
+    ("collectives", ""),
+    ("import", ""),
+    ("launch", ""),
+    ("master", "http/"),
+    ("noise", ""),
+    ("python", ""),
+    ("recorder", ""),
+    ("shell", ""),
+    ("store", ""),
+];
 
 /// The most files that may import each other in a circle.
 const MOST_FILES: usize = 2;
@@ -274,11 +287,13 @@ fn without_uses(code: &str) -> String {
 
 #[test]
 fn no_more_than_two_files_import_each_other() {
-    for krate in CRATES {
+    for (krate, folder) in CLEAN {
         let found = Crate::read(krate);
         let arrows = found.arrows();
         assert!(arrows.values().any(|uses| !uses.is_empty()), "no import of {krate} was understood");
-        let large: Vec<_> = found.circles().into_iter().filter(|circle| circle.len() > MOST_FILES).collect();
+        let is_large =
+            |circle: &BTreeSet<&str>| circle.len() > MOST_FILES && circle.iter().any(|name| name.starts_with(folder));
+        let large: Vec<_> = found.circles().into_iter().filter(is_large).collect();
         let listed = |circle: &BTreeSet<&str>| {
             let uses = |name: &&str| {
                 let (module, _) = found.modules.iter().find(|(_, file)| file.name == **name).expect("found above");
@@ -291,7 +306,7 @@ fn no_more_than_two_files_import_each_other() {
         let complaint: Vec<String> = large.iter().map(listed).collect();
         assert!(
             large.is_empty(),
-            "\ncrates/{krate}/src: files that import each other in a circle; move what they share to a file of its own\n{}\n",
+            "\ncrates/{krate}/src/{folder}: files that import each other in a circle; move what they share to a file of its own\n{}\n",
             complaint.join("\n\n")
         );
     }

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::failure::Failure;
-use super::routes::Route;
+use super::route::Route;
 use crate::application::Application;
 use crate::audit::Noted;
 use crate::names;
@@ -89,7 +89,7 @@ impl Call {
 
     /// The body as a JSON object, whatever its `Content-Type` says; an empty one is `{}`.
     pub(crate) fn json<T: DeserializeOwned + 'static>(&self) -> Result<T, Failure> {
-        debug_assert!(self.route.is_said_to_take::<T>(), "{} takes something else in the table", self.route.path);
+        debug_assert!(self.route.declares_request::<T>(), "{} takes something else in the table", self.route.path);
         let body = match self.body.trim_ascii() {
             b"" => b"{}",
             // Without this a list would be taken for the values of the fields, in their order.
@@ -102,7 +102,7 @@ impl Call {
 
     /// The body as a JSON list; an empty one is `[]`.
     pub(crate) fn json_list<T: DeserializeOwned + 'static>(&self) -> Result<Vec<T>, Failure> {
-        debug_assert!(self.route.is_said_to_take::<Vec<T>>(), "{} takes something else in the table", self.route.path);
+        debug_assert!(self.route.declares_request::<Vec<T>>(), "{} takes something else in the table", self.route.path);
         let body = if self.body.trim_ascii().is_empty() { b"[]".as_slice() } else { &self.body };
         serde_json::from_slice(body).map_err(|error| unreadable(&error.to_string()))
     }

@@ -42,12 +42,12 @@ pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
 
 /// What Prometheus reads: on this machine without a token, as its users expect; from elsewhere with one, because it
 /// tells how much a master is used.
-pub(crate) async fn measures(call: Call) -> Result<Reply, Failure> {
+pub(crate) async fn metrics(call: Call) -> Result<Reply, Failure> {
     let (database, cluster) = (&call.application.database, &call.application.cluster);
     let passes = cluster.scheduler_stats().passes();
     let text =
         call.application.telemetry.text(&database.load(), passes, &cluster.goodput().seconds(), database.epoch());
-    text.map(Reply::Measures).map_err(|error| Failure::new(Code::Internal, error.to_string()))
+    text.map(Reply::Metrics).map_err(|error| Failure::new(Code::Internal, error.to_string()))
 }
 
 pub(crate) async fn info(call: Call) -> Result<Json<Info>, Failure> {

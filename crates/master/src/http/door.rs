@@ -242,7 +242,7 @@ impl Door {
     fn own_answer(&self, role: &Role, peer: &Peer, request: &Request) -> Option<Result<Response<Body>, Failure>> {
         let answer = match (self.port, request.method(), request.uri().path()) {
             (Port::Master, &(Method::GET | Method::HEAD), "/health") => self.health(role, peer),
-            (Port::Master, &(Method::GET | Method::HEAD), "/metrics") => measures(role),
+            (Port::Master, &(Method::GET | Method::HEAD), "/metrics") => metrics(role),
             _ => return None,
         };
         Some(check_origin(request.extensions(), request.headers(), &self.allowed_hosts).map(|()| answer))
@@ -360,10 +360,10 @@ async fn repeatable(request: Request, room: &Arc<Semaphore>) -> Result<(Request,
 }
 
 /// What Prometheus reads of a master that stands by.
-fn measures(role: &Role) -> Response<Body> {
+fn metrics(role: &Role) -> Response<Body> {
     let text = telemetry::of_standby(role.epoch()).unwrap_or_default();
     let mut response = Response::new(Body::from(text));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(super::routes::MEASURES));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(super::reply::METRICS));
     response
 }
 
@@ -474,7 +474,7 @@ mod tests {
         let routes = super::super::routes::routes();
         for path in TWICE {
             let found =
-                routes.iter().any(|route| route.path == path && route.method == super::super::router::Method::Post);
+                routes.iter().any(|route| route.path == path && route.method == super::super::route::Method::Post);
             assert!(found, "{path}");
         }
     }

@@ -1,14 +1,16 @@
 //! HTTP: which routes there are, who may call them, and how requests and answers look.
 //!
-//! - [`routes`] is the one table; [`router`] makes a server of it.
+//! - [`routes`] is the one table, of a [`route`] in each row, which says who has [`access`]; [`router`] makes a server of it.
 //! - [`serving`] speaks HTTP on connections and closes those on which nothing comes, by what [`framing`] sees of their bytes.
 //! - [`call`] is a request as handlers see it, [`reply`] what they answer, [`failure`] what they answer when they cannot.
 //! - [`openapi`] describes the table for programs, with [`shape`] for what bodies hold.
 //! - [`guard`] refuses requests before any handler sees them, by what [`credentials`] and [`cookies`] read from them;
 //!   [`ownership`] refuses changes of what is somebody else's.
-//! - [`task_pages`] lets browsers see what tasks serve, at an origin of its own; [`proxy`] passes requests on to them, [`tunnel`] bytes.
+//! - [`task_pages`] lets browsers see what tasks serve, at an origin of its own, as far as [`task_grants`] allows; [`proxy`]
+//!   passes requests on to them, [`tunnel`] bytes.
 //! - The other modules are the handlers, one for each kind of thing.
 
+mod access;
 mod agent_users;
 mod agents;
 mod agents_link;
@@ -62,6 +64,7 @@ mod reply;
 mod request_id;
 mod retention;
 mod roles;
+mod route;
 pub(crate) mod router;
 pub(crate) mod routes;
 mod runs;
@@ -69,6 +72,7 @@ mod search;
 mod secrets;
 pub(crate) mod serving;
 mod shape;
+mod task_grants;
 mod task_info;
 mod task_pages;
 mod tasks;

@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
+use super::access::Access;
 use super::call::Call;
 use super::failure::Failure;
-use super::guard::Access;
 use super::reply::Reply;
-use super::routes::{Kind, Route, routes};
+use super::route::{Kind, Route};
+use super::routes::routes;
 
 /// What the parameters behind the question mark are; a name means the same on every route.
 const PARAMETERS: &[(&[&str], &str)] = &[
@@ -152,7 +153,7 @@ fn operation(route: &Route) -> Value {
         "parameters": parameters(route),
         "responses": responses,
     });
-    if let Some(schema) = route.takes {
+    if let Some(schema) = route.request {
         // An empty body counts as an empty object, or list.
         operation["requestBody"] = json!({"required": false, "content": {"application/json": {"schema": schema()}}});
     }
@@ -163,7 +164,7 @@ fn success(route: &Route) -> Value {
     let content = |kind: &str, schema: Value| json!({kind: {"schema": schema}});
     let (what, content) = match route.kind {
         Kind::Json => {
-            let schema = route.gives.map_or_else(|| json!({"type": "object"}), |schema| schema());
+            let schema = route.response.map_or_else(|| json!({"type": "object"}), |schema| schema());
             ("done", content("application/json", schema))
         }
         Kind::Lines => ("a stream of JSON lines", content("application/json", json!({"type": "object"}))),

@@ -11,9 +11,9 @@ use instep_api::identifiers::{UserId, WorkspaceId};
 use instep_database::{Ownership, SessionTask, Subject};
 use instep_policy::permissions::{Action, Answer, Grants, Kind, Permission, Scope, Sight};
 
+use super::access::{Access, Thing};
 use super::call::Call;
 use super::failure::Failure;
-use super::guard::{Access, Thing};
 use crate::application::Application;
 
 /// The workspace of everything that names none. Everybody knows that it is there.

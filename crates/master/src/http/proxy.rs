@@ -21,9 +21,10 @@ use super::call::Call;
 use super::cookies;
 use super::failure::Failure;
 use super::reply::Reply;
-use super::task_pages::{granted, is_for_everybody};
+use super::task_grants::{granted, is_for_everybody};
 use crate::application::Application;
 use crate::cluster::{Serving, Target};
+use crate::strangers::Stranger;
 use crate::sync::lock;
 
 /// What a request says that a master has passed on.
@@ -69,6 +70,18 @@ pub(crate) struct Passage {
 }
 
 impl Passage {
+    /// A place among the strangers, for a caller without a session; with one none is needed.
+    pub(super) fn enter(&self, application: &Application) -> Result<Option<Stranger>, Failure> {
+        if self.session.is_some() {
+            return Ok(None);
+        }
+        let full = || {
+            let what = format!("too many connections to {}, or to all that is open without a login", self.target);
+            Failure::new(Code::ResourceExhausted, what)
+        };
+        application.strangers.enter(&self.target).ok_or_else(full).map(Some)
+    }
+
     /// That the task does not answer.
     fn away(&self, error: &dyn std::fmt::Display) -> Failure {
         let what = format!("task {} cannot be reached: {error}", self.target);
@@ -123,7 +136,7 @@ pub(crate) async fn pass(mut call: Call, passage: Passage) -> Result<Reply, Fail
         return Err(Failure::new(Code::FailedPrecondition, format!("{what}\nhint: no task may lead back to a master")));
     }
     let away = |error: &dyn std::fmt::Display| passage.away(error);
-    let stranger = call.application.strangers.enter_without(passage.session.as_deref(), &passage.target)?;
+    let stranger = passage.enter(&call.application)?;
     let stream = passage.connect(&call.application).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| away(&error))?;
     // It ends with its one answer, or with what that turns into.

@@ -15,8 +15,10 @@ use tokio::sync::mpsc;
 use super::assets::Asset;
 use super::conformance::contradiction;
 use super::failure::Failure;
-use super::routes::MEASURES;
 use super::shape::schema_of_answer;
+
+/// The text format of OpenMetrics.
+pub(crate) const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Lines that may wait for a slow reader before the producer waits.
 const LINES_AHEAD: usize = 256;
@@ -28,7 +30,7 @@ pub(crate) enum Reply {
     Asset(Asset),
     Download(Download),
     /// What Prometheus reads.
-    Measures(String),
+    Metrics(String),
     /// The connection becomes a websocket.
     Upgrade(Response<Body>),
     /// What a task answered, whatever that is.
@@ -132,13 +134,13 @@ impl Reply {
             Reply::Download(download) => {
                 HeaderValue::from_str(&format!("attachment; filename=\"{}\"", download.name)).ok()
             }
-            Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) | Reply::Measures(_) => None,
+            Reply::Json(_) | Reply::Lines(_) | Reply::Asset(_) | Reply::Metrics(_) => None,
             Reply::Upgrade(_) | Reply::Passed(_) | Reply::Redirect(_) | Reply::Cookie(_, _) => None,
         };
         let (body, kind) = match self {
             Reply::Json(bytes) => (Body::from(bytes), "application/json"),
             Reply::Lines(lines) => (Body::from_stream(lines), "application/json"),
-            Reply::Measures(text) => (Body::from(text), MEASURES),
+            Reply::Metrics(text) => (Body::from(text), METRICS),
             Reply::Asset(asset) => return file(asset),
             Reply::Upgrade(response) | Reply::Passed(response) => return response,
             Reply::Redirect(redirect) => return redirect.response(),

@@ -9,18 +9,20 @@ use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::ws::WebSocketUpgrade;
 use axum::extract::{ConnectInfo, FromRequestParts, RawPathParams, Request};
 use axum::http::{HeaderName, HeaderValue, Response, StatusCode, header};
-use axum::routing::{MethodFilter, on};
+use axum::routing::on;
 use hyper::upgrade::OnUpgrade;
 use instep_api::error::Code;
 
+use super::access::Access;
 use super::call::{Call, Query, check_path_names};
 use super::credentials::{Credential, is_navigation};
 use super::failure::Failure;
-use super::guard::{Access, admit, check_framing, check_origin, shown};
+use super::guard::{admit, check_framing, check_origin, shown};
 use super::ownership;
 use super::reply::Reply;
 use super::request_id;
-use super::routes::{Action, Kind, Route, routes, task_routes};
+use super::route::{Action, Kind, Method, Route};
+use super::routes::{routes, task_routes};
 use crate::application::Application;
 use crate::audit::Noted;
 use crate::peer::Peer;
@@ -112,8 +114,8 @@ async fn answered(
     let (noted, subject) = (Arc::new(Noted::default()), subject_of(&route, &parts, &request));
     application.telemetry.begun();
     let work = handle(Arc::clone(&application), Arc::clone(&route), peer, parts, request, Arc::clone(&noted));
-    let outcome = tokio::time::timeout(route.patience, work).await.unwrap_or_else(|_| {
-        let what = format!("the request took longer than {} s", route.patience.as_secs());
+    let outcome = tokio::time::timeout(route.timeout, work).await.unwrap_or_else(|_| {
+        let what = format!("the request took longer than {} s", route.timeout.as_secs());
         Err(Failure::new(Code::Unavailable, what))
     });
     let response = match &outcome {
@@ -260,37 +262,4 @@ async fn whole(body: Body, limit: usize) -> Result<Bytes, Failure> {
             Failure::invalid(format!("cannot read the request's body: {error}"))
         }
     })
-}
-
-/// The methods that routes use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Method {
-    Get,
-    Post,
-    Put,
-    Patch,
-    Delete,
-}
-
-impl Method {
-    /// As HTTP spells it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Method::Get => "GET",
-            Method::Post => "POST",
-            Method::Put => "PUT",
-            Method::Patch => "PATCH",
-            Method::Delete => "DELETE",
-        }
-    }
-
-    fn filter(self) -> MethodFilter {
-        match self {
-            Method::Get => MethodFilter::GET,
-            Method::Post => MethodFilter::POST,
-            Method::Put => MethodFilter::PUT,
-            Method::Patch => MethodFilter::PATCH,
-            Method::Delete => MethodFilter::DELETE,
-        }
-    }
 }

@@ -13,9 +13,6 @@ mod webhooks;
 
 pub(crate) use tasks_pages::task_routes;
 
-use std::any::TypeId;
-use std::future::Future;
-use std::pin::Pin;
 use std::time::Duration;
 
 use instep_api::agents::DisableRequest;
@@ -39,45 +36,28 @@ use instep_api::trials::{
 };
 use instep_api::users::{LoginRequest, PatchUserRequest, PostUserRequest};
 use instep_api::workspaces::{ProjectRequest, WorkspaceRequest};
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub(crate) use actions::{Action, action_names};
+pub(crate) use actions::action_names;
 
-use super::call::Call;
-use super::continuing::ContinueRequest;
-use super::failure::Failure;
-use super::guard::Access::{self, Administrator, Agent, Change, LocalOrUser, Login, Make, Open, Read};
-use super::guard::Thing::{
+use super::access::Access::{Administrator, Agent, Change, LocalOrUser, Login, Make, Open, Read};
+use super::access::Thing::{
     Allocation, Checkpoint, Common, Experiment, ExternalExperiment, InBody, Log, Model, ModelVersion, Project, Several,
     Task, Template, Trial, User, Workspace,
 };
+use super::continuing::ContinueRequest;
 use super::preview::PreviewRequest;
-use super::reply::{Answer, Reply};
-use super::router::Method::{self, Delete, Get, Patch, Post, Put};
-use super::shape::schema_of;
+use super::reply::METRICS;
+use super::route::Method::{Delete, Get, Patch, Post, Put};
+use super::route::{EXPERIMENT_LIMIT, Kind, LOGIN_LIMIT, LOGS_LIMIT, RENDEZVOUS_TIMEOUT, Route, route};
 use super::{
     agents, agents_link, audit, authentication, bulk, checkpoints, cluster, continuing, control, deleting, experiments,
     export, files, generic_tasks, logs, metrics, models, openapi, pages, preview, queue, retention, secrets, tasks,
     templates, trials, users, workspaces,
 };
 
-/// How long a request may take, unless a route says otherwise.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long shares of an allocation wait for each other. They all start at once, but each has its context to fetch.
-const MEETING: Duration = Duration::from_secs(3600);
-/// How long a task may take to begin its answer, with all that it is sent before. Nobody else waits for it.
-const PASSING: Duration = Duration::from_secs(3600);
 /// Beyond what the caller itself asks for.
 const LONG_POLL: Duration = Duration::from_secs(tasks::LONGEST_POLL + 10);
-/// Bytes of a request's body at most, unless a route says otherwise.
-const BODY_LIMIT: usize = 8 << 20;
-/// Bytes of a login: it is read of everybody.
-const LOGIN_LIMIT: usize = 64 << 10;
-/// A thousand lines of output, which may be long ones.
-const LOGS_LIMIT: usize = 64 << 20;
-/// An experiment may come with its code: 96 MiB, a third more as base64.
-const EXPERIMENT_LIMIT: usize = 160 << 20;
 
 /// What workspaces and projects are listed by.
 const OWNED: &[&str] =
@@ -120,109 +100,12 @@ const LOGS: &[&str] = &[
     "follow",
     "afterId",
 ];
-/// The text format of OpenMetrics.
-pub(crate) const MEASURES: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-type Handler = Box<dyn Fn(Call) -> Pin<Box<dyn Future<Output = Result<Reply, Failure>> + Send>> + Send + Sync>;
-
-/// One thing that can be asked.
-pub(crate) struct Route {
-    pub method: Method,
-    pub path: &'static str,
-    pub access: Access,
-    pub body_limit: usize,
-    pub handler: Handler,
-    /// What its body is read as.
-    pub takes: Option<fn() -> Value>,
-    takes_type: Option<TypeId>,
-    /// Which fields of its body are names that people give.
-    pub names: &'static [&'static str],
-    /// What it answers with, as its handler says.
-    pub gives: Option<fn() -> Value>,
-    /// Which parameters it looks at.
-    pub query: &'static [&'static str],
-    pub kind: Kind,
-    /// What the audit log calls its requests.
-    pub action: Action,
-    /// How long a request may take to be read and done; streams may take longer to be sent.
-    pub patience: Duration,
-}
-
-/// What a success brings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Json,
-    /// Lines of JSON, as they come.
-    Lines,
-    /// Something else, of this type.
-    Other(&'static str),
-    /// A websocket.
-    Socket,
-}
-
-fn route<F, Work, Given>(method: Method, path: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> Work + Send + Sync + 'static,
-    Work: Future<Output = Result<Given, Failure>> + Send + 'static,
-    Given: Answer,
-{
-    Route {
-        method,
-        path,
-        access,
-        body_limit: BODY_LIMIT,
-        handler: Box::new(move |call| {
-            let work = handler(call);
-            Box::pin(async move { work.await?.reply() })
-        }),
-        takes: None,
-        takes_type: None,
-        names: &[],
-        gives: Given::SCHEMA,
-        query: &[],
-        kind: Kind::Json,
-        action: Action::Read,
-        patience: PATIENCE,
-    }
-}
-
-impl Route {
-    fn body_up_to(self, body_limit: usize) -> Route {
-        Route { body_limit, ..self }
-    }
-
-    fn takes<T: DeserializeOwned + 'static>(self) -> Route {
-        Route { takes: Some(schema_of::<T>), takes_type: Some(TypeId::of::<T>()), ..self }
-    }
-
-    /// Which fields of the body are names: they have no control characters.
-    fn names(self, names: &'static [&'static str]) -> Route {
-        Route { names, ..self }
-    }
-
-    fn asks(self, query: &'static [&'static str]) -> Route {
-        Route { query, ..self }
-    }
-
-    fn answers(self, kind: Kind) -> Route {
-        Route { kind, ..self }
-    }
-
-    fn waits_up_to(self, patience: Duration) -> Route {
-        Route { patience, ..self }
-    }
-
-    /// Whether the table says that bodies are read as this. What it says is what the OpenAPI document shows.
-    pub(crate) fn is_said_to_take<T: 'static>(&self) -> bool {
-        self.takes_type == Some(TypeId::of::<T>())
-    }
-}
 
 /// Everything that is served.
 pub(crate) fn routes() -> Vec<Route> {
     let mut routes = vec![
         route(Get, "/health", Open, cluster::health),
-        route(Get, "/metrics", LocalOrUser, cluster::measures).answers(Kind::Other(MEASURES)),
+        route(Get, "/metrics", LocalOrUser, cluster::metrics).answers(Kind::Other(METRICS)),
         route(Get, "/api/openapi.json", Open, openapi::document),
         route(Get, "/info", Open, cluster::info),
         route(Get, "/api/v1/master", Open, cluster::master),
@@ -232,8 +115,8 @@ pub(crate) fn routes() -> Vec<Route> {
         route(Get, "/det/experiments/{id}", Open, pages::experiment).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/assets/{name}", Open, pages::asset).answers(Kind::Other("*/*")),
         route(Post, "/api/v1/auth/login", Open, authentication::login)
-            .takes::<LoginRequest>()
-            .asks(&["cookie"])
+            .request::<LoginRequest>()
+            .query(&["cookie"])
             .body_up_to(LOGIN_LIMIT),
         route(Post, "/api/v1/auth/logout", Login, authentication::logout),
         route(Get, "/api/v1/auth/user", Read(Common), authentication::me),
@@ -267,7 +150,7 @@ fn managed_routes() -> Vec<Route> {
         route(Get, link::PATH, Agent, agents_link::connect).answers(Kind::Socket),
         route(Get, "/api/v1/agents/tokens", Administrator, agents_link::tokens),
         route(Post, "/api/v1/agents/tokens", Administrator, agents_link::create_token)
-            .takes::<AgentTokenRequest>()
+            .request::<AgentTokenRequest>()
             .names(&["name"]),
         route(Delete, "/api/v1/agents/tokens/{name}", Administrator, agents_link::delete_token),
         route(Post, "/api/v1/experiments/{id}/activate", Change(Experiment), control::activate),
@@ -278,14 +161,14 @@ fn managed_routes() -> Vec<Route> {
         route(Get, "/experiments/{id}/model_def", Read(Experiment), control::model_definition_file)
             .answers(Kind::Other("application/gzip")),
         route(Post, "/api/v1/trials/{id}/kill", Change(Trial), control::kill_trial),
-        route(Post, "/api/v1/trials/{id}/early_exit", Change(Trial), tasks::early_exit).takes::<EarlyExitRequest>(),
+        route(Post, "/api/v1/trials/{id}/early_exit", Change(Trial), tasks::early_exit).request::<EarlyExitRequest>(),
         route(Get, "/api/v1/tasks/{id}/context_directory", Read(Task), tasks::context),
         route(Get, "/api/v1/allocations/{id}/resources/{resources}/rendezvous", Change(Allocation), tasks::rendezvous)
-            .waits_up_to(MEETING),
+            .timeout(RENDEZVOUS_TIMEOUT),
         route(Post, "/api/v1/allocations/{id}/resources/{resources}/daemon", Change(Allocation), tasks::daemon),
         route(Get, "/api/v1/allocations/{id}/signals/preemption", Read(Allocation), tasks::preemption)
-            .asks(&["timeoutSeconds"])
-            .waits_up_to(LONG_POLL),
+            .query(&["timeoutSeconds"])
+            .timeout(LONG_POLL),
         route(Post, "/api/v1/allocations/{id}/signals/ack_preemption", Change(Allocation), tasks::acknowledge),
         route(Post, "/api/v1/allocations/{id}/signals/pending_preemption", Change(Allocation), tasks::pending),
         route(Post, "/api/v1/allocations/{id}/acceleratorData", Change(Allocation), tasks::noted),
@@ -294,8 +177,8 @@ fn managed_routes() -> Vec<Route> {
         route(Post, "/api/v1/allocations/{id}/ready", Change(Allocation), tasks::ready),
         route(Post, "/api/v1/allocations/{id}/waiting", Change(Allocation), tasks::waiting),
         route(Post, "/api/v1/allocations/{id}/all_gather", Change(Allocation), tasks::all_gather)
-            .takes::<AllGatherRequest>()
-            .waits_up_to(MEETING),
+            .request::<AllGatherRequest>()
+            .timeout(RENDEZVOUS_TIMEOUT),
     ]
 }
 
@@ -304,44 +187,44 @@ fn cluster_routes() -> Vec<Route> {
     const LISTED: &[&str] = &["limit", "offset"];
     const JOBS: &[&str] = &["resourcePool", "states", "orderBy", "limit", "offset"];
     vec![
-        route(Get, "/api/v1/agents", Read(Common), agents::list).asks(LISTED),
+        route(Get, "/api/v1/agents", Read(Common), agents::list).query(LISTED),
         route(Get, "/api/v1/agents/{agent}", Read(Common), agents::get),
         route(Post, "/api/v1/agents/{agent}/enable", Administrator, agents::enable),
-        route(Post, "/api/v1/agents/{agent}/disable", Administrator, agents::disable).takes::<DisableRequest>(),
+        route(Post, "/api/v1/agents/{agent}/disable", Administrator, agents::disable).request::<DisableRequest>(),
         route(Get, "/api/v1/agents/{agent}/slots", Read(Common), agents::slots),
         route(Get, "/api/v1/agents/{agent}/slots/{slot}", Read(Common), agents::slot),
         route(Post, "/api/v1/agents/{agent}/slots/{slot}/enable", Administrator, agents::enable_slot),
         route(Post, "/api/v1/agents/{agent}/slots/{slot}/disable", Administrator, agents::disable_slot)
-            .takes::<DisableRequest>(),
+            .request::<DisableRequest>(),
         route(Get, "/api/v1/master/config", Administrator, cluster::config),
         route(Get, "/api/v1/master/audit", Administrator, audit::list)
-            .asks(&["since", "user", "action", "afterId", "beforeId", "limit"]),
+            .query(&["since", "user", "action", "afterId", "beforeId", "limit"]),
         route(Get, "/api/v1/master/logs", Read(Log), cluster::logs)
-            .asks(&["offset", "limit", "follow"])
+            .query(&["offset", "limit", "follow"])
             .answers(Kind::Lines),
-        route(Get, "/api/v1/resource-pools", Read(Common), agents::pools).asks(&["unbound", "limit", "offset"]),
-        route(Get, "/api/v1/job-queues", Read(Several), queue::jobs).asks(JOBS),
-        route(Get, "/api/v1/job-queues-v2", Read(Several), queue::jobs_v2).asks(JOBS),
-        route(Get, "/api/v1/job-queues/stats", Read(Common), queue::stats).asks(&["resourcePools"]),
-        route(Post, "/api/v1/job-queues", Change(InBody), queue::update).takes::<UpdateJobsRequest>(),
+        route(Get, "/api/v1/resource-pools", Read(Common), agents::pools).query(&["unbound", "limit", "offset"]),
+        route(Get, "/api/v1/job-queues", Read(Several), queue::jobs).query(JOBS),
+        route(Get, "/api/v1/job-queues-v2", Read(Several), queue::jobs_v2).query(JOBS),
+        route(Get, "/api/v1/job-queues/stats", Read(Common), queue::stats).query(&["resourcePools"]),
+        route(Post, "/api/v1/job-queues", Change(InBody), queue::update).request::<UpdateJobsRequest>(),
         route(Get, "/api/v1/tasks", Read(Several), queue::tasks),
         route(Get, "/api/v1/tasks/{id}", Read(Task), generic_tasks::task),
         route(Get, "/tasks", Read(Several), queue::plain_tasks),
-        route(Post, "/api/v1/preview-hp-search", Read(Common), preview::preview).takes::<PreviewRequest>(),
-        route(Get, "/api/v1/templates", Read(Several), templates::list).asks(&[
+        route(Post, "/api/v1/preview-hp-search", Read(Common), preview::preview).request::<PreviewRequest>(),
+        route(Get, "/api/v1/templates", Read(Several), templates::list).query(&[
             "name",
             "workspaceIds",
             "limit",
             "offset",
         ]),
         route(Get, "/api/v1/templates/{name}", Read(Template), templates::get),
-        route(Post, "/api/v1/templates/{name}", Change(Template), templates::create).takes::<TemplateRequest>(),
-        route(Put, "/api/v1/templates/{name}", Change(Template), templates::put).takes::<TemplateRequest>(),
-        route(Patch, "/api/v1/templates/{name}", Change(Template), templates::change_config).takes::<Value>(),
-        route(Patch, "/api/v1/template/rename", Change(InBody), templates::rename).takes::<RenameTemplateRequest>(),
+        route(Post, "/api/v1/templates/{name}", Change(Template), templates::create).request::<TemplateRequest>(),
+        route(Put, "/api/v1/templates/{name}", Change(Template), templates::put).request::<TemplateRequest>(),
+        route(Patch, "/api/v1/templates/{name}", Change(Template), templates::change_config).request::<Value>(),
+        route(Patch, "/api/v1/template/rename", Change(InBody), templates::rename).request::<RenameTemplateRequest>(),
         route(Delete, "/api/v1/templates/{name}", Change(Template), templates::delete),
-        route(Post, "/api/v1/experiments/continue", Change(InBody), continuing::carry_on).takes::<ContinueRequest>(),
-        route(Get, "/experiments/{id}/preview_gc", Read(Experiment), retention::preview).asks(&[
+        route(Post, "/api/v1/experiments/continue", Change(InBody), continuing::carry_on).request::<ContinueRequest>(),
+        route(Get, "/experiments/{id}/preview_gc", Read(Experiment), retention::preview).query(&[
             "saveExperimentBest",
             "saveTrialBest",
             "saveTrialLatest",
@@ -353,38 +236,38 @@ fn cluster_routes() -> Vec<Route> {
 fn bulk_routes() -> Vec<Route> {
     vec![
         route(Post, "/api/v1/projects/{id}/experiments/activate", Change(InBody), bulk::activate)
-            .takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/pause", Change(InBody), bulk::pause).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/cancel", Change(InBody), bulk::cancel).takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/kill", Change(InBody), bulk::kill).takes::<BulkRequest>(),
+            .request::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/pause", Change(InBody), bulk::pause).request::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/cancel", Change(InBody), bulk::cancel).request::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/kill", Change(InBody), bulk::kill).request::<BulkRequest>(),
         route(Post, "/api/v1/projects/{id}/experiments/archive", Change(InBody), bulk::set_archived)
-            .takes::<BulkRequest>(),
+            .request::<BulkRequest>(),
         route(Post, "/api/v1/projects/{id}/experiments/unarchive", Change(InBody), bulk::set_archived)
-            .takes::<BulkRequest>(),
-        route(Post, "/api/v1/projects/{id}/experiments/move", Change(InBody), bulk::relocate).takes::<BulkRequest>(),
+            .request::<BulkRequest>(),
+        route(Post, "/api/v1/projects/{id}/experiments/move", Change(InBody), bulk::relocate).request::<BulkRequest>(),
     ]
 }
 
 /// Values that tasks are given and no route shows.
 fn secret_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/secrets", Read(Several), secrets::list).asks(&["workspaceId"]),
-        route(Put, "/api/v1/secrets/{name}", Login, secrets::set).takes::<SecretRequest>(),
-        route(Delete, "/api/v1/secrets/{name}", Login, secrets::delete).asks(&["workspaceId"]),
+        route(Get, "/api/v1/secrets", Read(Several), secrets::list).query(&["workspaceId"]),
+        route(Put, "/api/v1/secrets/{name}", Login, secrets::set).request::<SecretRequest>(),
+        route(Delete, "/api/v1/secrets/{name}", Login, secrets::delete).query(&["workspaceId"]),
     ]
 }
 
 fn user_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/users", Read(Common), users::list).asks(&["active", "admin", "name", "limit", "offset"]),
-        route(Post, "/api/v1/users", Administrator, users::create).takes::<PostUserRequest>().names(&[
+        route(Get, "/api/v1/users", Read(Common), users::list).query(&["active", "admin", "name", "limit", "offset"]),
+        route(Post, "/api/v1/users", Administrator, users::create).request::<PostUserRequest>().names(&[
             "user/username",
             "user/displayName",
             "user/display_name",
         ]),
         route(Get, "/api/v1/users/{id}", Read(Common), users::get),
         route(Get, "/api/v1/users/{name}/by-username", Read(Common), users::get_by_name),
-        route(Patch, "/api/v1/users/{id}", Change(User), users::change).takes::<PatchUserRequest>().names(&[
+        route(Patch, "/api/v1/users/{id}", Change(User), users::change).request::<PatchUserRequest>().names(&[
             "username",
             "displayName",
             "display_name",
@@ -394,22 +277,22 @@ fn user_routes() -> Vec<Route> {
 
 fn workspace_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/workspaces", Read(Several), workspaces::list).asks(WORKSPACES),
-        route(Post, "/api/v1/workspaces", Make, workspaces::create).takes::<WorkspaceRequest>().names(&["name"]),
+        route(Get, "/api/v1/workspaces", Read(Several), workspaces::list).query(WORKSPACES),
+        route(Post, "/api/v1/workspaces", Make, workspaces::create).request::<WorkspaceRequest>().names(&["name"]),
         route(Get, "/api/v1/workspaces/{id}", Read(Workspace), workspaces::get),
         route(Patch, "/api/v1/workspaces/{id}", Change(Workspace), workspaces::change)
-            .takes::<WorkspaceRequest>()
+            .request::<WorkspaceRequest>()
             .names(&["name"]),
         route(Delete, "/api/v1/workspaces/{id}", Change(Workspace), deleting::workspace),
         route(Post, "/api/v1/workspaces/{id}/archive", Change(Workspace), workspaces::set_archived),
         route(Post, "/api/v1/workspaces/{id}/unarchive", Change(Workspace), workspaces::set_archived),
-        route(Get, "/api/v1/workspaces/{id}/projects", Read(Workspace), workspaces::list_projects).asks(OWNED),
+        route(Get, "/api/v1/workspaces/{id}/projects", Read(Workspace), workspaces::list_projects).query(OWNED),
         route(Post, "/api/v1/workspaces/{id}/projects", Make, workspaces::create_project)
-            .takes::<ProjectRequest>()
+            .request::<ProjectRequest>()
             .names(&["name", "key"]),
         route(Get, "/api/v1/projects/{id}", Read(Project), workspaces::get_project),
         route(Patch, "/api/v1/projects/{id}", Change(Project), workspaces::change_project)
-            .takes::<ProjectRequest>()
+            .request::<ProjectRequest>()
             .names(&["name", "key"]),
         route(Delete, "/api/v1/projects/{id}", Change(Project), deleting::project),
         route(Post, "/api/v1/projects/{id}/archive", Change(Project), workspaces::set_project_archived),
@@ -419,7 +302,7 @@ fn workspace_routes() -> Vec<Route> {
 
 fn experiment_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/experiments", Read(Several), experiments::list).asks(&[
+        route(Get, "/api/v1/experiments", Read(Several), experiments::list).query(&[
             "archived",
             "users",
             "userIds",
@@ -440,14 +323,14 @@ fn experiment_routes() -> Vec<Route> {
             "offset",
         ]),
         route(Post, "/api/v1/experiments", Make, experiments::create)
-            .takes::<CreateExperimentRequest>()
+            .request::<CreateExperimentRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
         route(Put, "/api/v1/experiments/by-external-id/{*external}", Change(ExternalExperiment), experiments::put)
-            .takes::<CreateExperimentRequest>()
+            .request::<CreateExperimentRequest>()
             .body_up_to(EXPERIMENT_LIMIT),
         route(Get, "/api/v1/experiments/{id}", Read(Experiment), experiments::get),
         route(Patch, "/api/v1/experiments/{id}", Change(Experiment), experiments::change)
-            .takes::<PatchExperimentRequest>()
+            .request::<PatchExperimentRequest>()
             .names(&["name", "labels"]),
         route(Delete, "/api/v1/experiments/{id}", Change(Experiment), experiments::delete),
         route(
@@ -459,13 +342,13 @@ fn experiment_routes() -> Vec<Route> {
         route(Post, "/api/v1/experiments/{id}/archive", Change(Experiment), experiments::set_archived),
         route(Post, "/api/v1/experiments/{id}/unarchive", Change(Experiment), experiments::set_archived),
         route(Post, "/api/v1/experiments/{id}/move", Change(Experiment), experiments::relocate)
-            .takes::<MoveExperimentRequest>(),
+            .request::<MoveExperimentRequest>(),
         route(Put, "/api/v1/experiments/{id}/labels/{label}", Change(Experiment), experiments::add_label),
         route(Delete, "/api/v1/experiments/{id}/labels/{label}", Change(Experiment), experiments::remove_label),
         route(Get, "/api/v1/experiments/{id}/trials", Read(Experiment), trials::list)
-            .asks(&["states", "orderBy", "limit", "offset"]),
+            .query(&["states", "orderBy", "limit", "offset"]),
         route(Get, "/api/v1/experiments/{id}/checkpoints", Read(Experiment), checkpoints::of_experiment)
-            .asks(CHECKPOINTS),
+            .query(CHECKPOINTS),
         route(
             Get,
             "/api/v1/experiments/{id}/searcher/best_searcher_validation_metric",
@@ -477,12 +360,12 @@ fn experiment_routes() -> Vec<Route> {
 
 fn trial_routes() -> Vec<Route> {
     vec![
-        route(Post, "/api/v1/trials", Change(InBody), trials::create).takes::<CreateTrialRequest>(),
+        route(Post, "/api/v1/trials", Change(InBody), trials::create).request::<CreateTrialRequest>(),
         route(Put, "/api/v1/trials", Change(InBody), trials::put)
-            .takes::<PutTrialRequest>()
+            .request::<PutTrialRequest>()
             .names(&["externalTrialId", "external_trial_id"]),
         route(Get, "/api/v1/trials/by-external-id/{*external}", Read(Several), trials::get_by_external_id),
-        route(Get, "/api/v1/trials/time-series", Read(Several), metrics::compare).asks(&[
+        route(Get, "/api/v1/trials/time-series", Read(Several), metrics::compare).query(&[
             "trialIds",
             "metricIds",
             "metricNames",
@@ -493,73 +376,73 @@ fn trial_routes() -> Vec<Route> {
             "maxDatapoints",
         ]),
         route(Get, "/api/v1/trials/metrics/{kind}", Read(Several), metrics::stream)
-            .asks(&["group", "trialIds"])
+            .query(&["group", "trialIds"])
             .answers(Kind::Lines),
         route(Get, "/api/v1/trials/{id}", Read(Trial), trials::get),
         route(Get, "/api/v1/trials/{id}/goodput", Read(Trial), trials::goodput),
-        route(Patch, "/api/v1/trials/{id}", Change(Trial), trials::change).takes::<PatchTrialRequest>(),
-        route(Post, "/api/v1/trials/{id}/start", Change(Trial), trials::start).takes::<StartTrialRequest>(),
-        route(Post, "/api/v1/trials/{id}/metrics", Change(Trial), metrics::report).takes::<ReportMetricsRequest>(),
+        route(Patch, "/api/v1/trials/{id}", Change(Trial), trials::change).request::<PatchTrialRequest>(),
+        route(Post, "/api/v1/trials/{id}/start", Change(Trial), trials::start).request::<StartTrialRequest>(),
+        route(Post, "/api/v1/trials/{id}/metrics", Change(Trial), metrics::report).request::<ReportMetricsRequest>(),
         route(Post, "/api/v1/trials/{id}/reports", Change(Trial), metrics::report_batch)
-            .takes::<ReportBatchRequest>()
+            .request::<ReportBatchRequest>()
             .body_up_to(LOGS_LIMIT),
-        route(Post, "/api/v1/trials/{id}/progress", Change(Trial), trials::progress).takes::<ProgressRequest>(),
+        route(Post, "/api/v1/trials/{id}/progress", Change(Trial), trials::progress).request::<ProgressRequest>(),
         route(Post, "/api/v1/trials/{id}/runner/metadata", Change(Trial), trials::runner_metadata)
-            .takes::<RunnerMetadataRequest>(),
-        route(Get, "/api/v1/trials/{id}/workloads", Read(Trial), metrics::workloads).asks(&[
+            .request::<RunnerMetadataRequest>(),
+        route(Get, "/api/v1/trials/{id}/workloads", Read(Trial), metrics::workloads).query(&[
             "includeBatchMetrics",
             "orderBy",
             "limit",
             "offset",
         ]),
-        route(Get, "/api/v1/trials/{id}/checkpoints", Read(Trial), checkpoints::of_trial).asks(CHECKPOINTS),
-        route(Get, "/api/v1/trials/{id}/logs", Read(Trial), logs::of_trial).asks(LOGS).answers(Kind::Lines),
+        route(Get, "/api/v1/trials/{id}/checkpoints", Read(Trial), checkpoints::of_trial).query(CHECKPOINTS),
+        route(Get, "/api/v1/trials/{id}/logs", Read(Trial), logs::of_trial).query(LOGS).answers(Kind::Lines),
         route(Get, "/api/v1/trials/{id}/logs/fields", Read(Trial), logs::fields_of_trial).answers(Kind::Lines),
-        route(Post, "/api/v1/runs/start", Change(InBody), trials::start_run).takes::<StartRunRequest>(),
+        route(Post, "/api/v1/runs/start", Change(InBody), trials::start_run).request::<StartRunRequest>(),
         route(Get, "/api/v1/runs/{id}/metadata", Read(Trial), trials::metadata),
-        route(Post, "/api/v1/runs/{id}/metadata", Change(Trial), trials::set_metadata).takes::<RunMetadata>(),
+        route(Post, "/api/v1/runs/{id}/metadata", Change(Trial), trials::set_metadata).request::<RunMetadata>(),
     ]
 }
 
 fn checkpoint_and_log_routes() -> Vec<Route> {
     vec![
-        route(Post, "/api/v1/checkpoints", Change(InBody), checkpoints::report).takes::<ReportCheckpointRequest>(),
-        route(Patch, "/api/v1/checkpoints", Change(InBody), checkpoints::shrink).takes::<PatchCheckpointsRequest>(),
-        route(Delete, "/api/v1/checkpoints", Change(InBody), files::delete).takes::<DeleteCheckpointsRequest>(),
-        route(Post, "/api/v1/checkpoints/rm", Change(InBody), files::remove).takes::<RemoveFilesRequest>(),
+        route(Post, "/api/v1/checkpoints", Change(InBody), checkpoints::report).request::<ReportCheckpointRequest>(),
+        route(Patch, "/api/v1/checkpoints", Change(InBody), checkpoints::shrink).request::<PatchCheckpointsRequest>(),
+        route(Delete, "/api/v1/checkpoints", Change(InBody), files::delete).request::<DeleteCheckpointsRequest>(),
+        route(Post, "/api/v1/checkpoints/rm", Change(InBody), files::remove).request::<RemoveFilesRequest>(),
         route(Get, "/api/v1/checkpoints/{uuid}", Read(Checkpoint), checkpoints::get),
         route(Post, "/api/v1/checkpoints/{uuid}/metadata", Change(Checkpoint), checkpoints::set_metadata)
-            .takes::<PostCheckpointMetadataRequest>(),
-        route(Post, "/task-logs", Change(InBody), logs::append).takes::<Vec<LogRecord>>().body_up_to(LOGS_LIMIT),
+            .request::<PostCheckpointMetadataRequest>(),
+        route(Post, "/task-logs", Change(InBody), logs::append).request::<Vec<LogRecord>>().body_up_to(LOGS_LIMIT),
         route(Post, "/api/v1/task/logs", Change(InBody), logs::append_wrapped)
-            .takes::<PostTaskLogsRequest>()
+            .request::<PostTaskLogsRequest>()
             .body_up_to(LOGS_LIMIT),
-        route(Get, "/api/v1/tasks/{id}/logs", Read(Task), logs::of_task).asks(LOGS).answers(Kind::Lines),
+        route(Get, "/api/v1/tasks/{id}/logs", Read(Task), logs::of_task).query(LOGS).answers(Kind::Lines),
         route(Get, "/api/v1/tasks/{id}/logs/fields", Read(Task), logs::fields_of_task).answers(Kind::Lines),
     ]
 }
 
 fn model_routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/models", Read(Several), models::list).asks(MODELS),
-        route(Post, "/api/v1/models", Make, models::create).takes::<ModelRequest>().names(&["name", "labels"]),
-        route(Get, "/api/v1/model/labels", Read(Several), models::labels).asks(&["workspaceId"]),
+        route(Get, "/api/v1/models", Read(Several), models::list).query(MODELS),
+        route(Post, "/api/v1/models", Make, models::create).request::<ModelRequest>().names(&["name", "labels"]),
+        route(Get, "/api/v1/model/labels", Read(Several), models::labels).query(&["workspaceId"]),
         route(Get, "/api/v1/models/{name}", Read(Model), models::get),
         route(Patch, "/api/v1/models/{name}", Change(Model), models::change)
-            .takes::<ModelRequest>()
+            .request::<ModelRequest>()
             .names(&["name", "labels"]),
         route(Delete, "/api/v1/models/{name}", Change(Model), models::delete),
         route(Post, "/api/v1/models/{name}/archive", Change(Model), models::set_archived),
         route(Post, "/api/v1/models/{name}/unarchive", Change(Model), models::set_archived),
-        route(Post, "/api/v1/models/{name}/move", Change(Model), models::relocate).takes::<MoveModelRequest>(),
+        route(Post, "/api/v1/models/{name}/move", Change(Model), models::relocate).request::<MoveModelRequest>(),
         route(Get, "/api/v1/models/{name}/versions", Read(Model), models::versions)
-            .asks(&["sortBy", "orderBy", "limit", "offset"]),
+            .query(&["sortBy", "orderBy", "limit", "offset"]),
         route(Post, "/api/v1/models/{name}/versions", Make, models::register)
-            .takes::<ModelVersionRequest>()
+            .request::<ModelVersionRequest>()
             .names(&["name", "labels"]),
         route(Get, "/api/v1/models/{name}/versions/{version}", Read(ModelVersion), models::version),
         route(Patch, "/api/v1/models/{name}/versions/{version}", Change(ModelVersion), models::change_version)
-            .takes::<ModelVersionRequest>()
+            .request::<ModelVersionRequest>()
             .names(&["name", "labels"]),
         route(Delete, "/api/v1/models/{name}/versions/{version}", Change(ModelVersion), models::delete_version),
     ]
@@ -570,22 +453,22 @@ fn download_routes() -> Vec<Route> {
     vec![
         route(Get, "/checkpoints/{uuid}", Read(Checkpoint), files::download).answers(Kind::Other("application/x-tar")),
         route(Get, "/trials/{id}/logs.txt", Read(Trial), logs::text_of_trial)
-            .asks(LOGS)
+            .query(LOGS)
             .answers(Kind::Other("text/plain; charset=utf-8")),
         route(Get, "/tasks/{id}/logs.txt", Read(Task), logs::text_of_task)
-            .asks(LOGS)
+            .query(LOGS)
             .answers(Kind::Other("text/plain; charset=utf-8")),
         route(Get, "/trials/{id}/metrics.csv", Read(Trial), export::trial_csv)
-            .asks(&["group"])
+            .query(&["group"])
             .answers(Kind::Other("text/csv")),
         route(Get, "/trials/{id}/metrics.jsonl", Read(Trial), export::trial_lines)
-            .asks(&["group"])
+            .query(&["group"])
             .answers(Kind::Other("application/jsonl")),
         route(Get, "/experiments/{id}/metrics.csv", Read(Experiment), export::experiment_csv)
-            .asks(&["group"])
+            .query(&["group"])
             .answers(Kind::Other("text/csv")),
         route(Get, "/experiments/{id}/metrics.jsonl", Read(Experiment), export::experiment_lines)
-            .asks(&["group"])
+            .query(&["group"])
             .answers(Kind::Other("application/jsonl")),
     ]
 }

@@ -28,10 +28,11 @@ use instep_api::wire::Timestamp;
 use instep_database::{AgentTokenRow, AllocationRow, Database, Decision, NewAccount, Opening, TaskSession};
 use serde_json::{Value, json};
 
-use super::guard::{Access, Thing};
-use super::router::Method::{self, Delete, Get, Patch, Post, Put};
+use super::access::{Access, Thing};
+use super::route::Method::{self, Delete, Get, Patch, Post, Put};
+use super::route::Route;
 use super::router::{router, task_router};
-use super::routes::{Route, routes};
+use super::routes::routes;
 use super::serving::{Limits, serve as serve_connections};
 use crate::application::{Application, ApplicationOptions};
 use crate::clock::now;

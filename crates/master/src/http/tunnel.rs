@@ -5,8 +5,7 @@
 //! (a shell, which asks for its key; a port that is for everybody) only so many connections of one target are open at a
 //! time, so that strangers hold up nobody but each other.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -14,7 +13,6 @@ use axum::extract::FromRequestParts;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
 use axum::http::Request;
 use futures_util::{SinkExt, StreamExt};
-use instep_api::error::Code;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -24,72 +22,13 @@ use super::proxy::{Passage, asks_for_websocket};
 use super::reply::Reply;
 use crate::application::Application;
 use crate::cluster::Target;
-use crate::sync::lock;
 
 /// Bytes of a message from the caller.
 const LONGEST_MESSAGE: usize = 1 << 20;
 /// Bytes that are read from the port at a time.
 const CHUNK: usize = 64 << 10;
-/// Connections of one target at a time whose callers have not said who they are, and of all targets: a process has few
-/// hundred files to spare.
-const STRANGERS: usize = 128;
-const ALL_STRANGERS: usize = 384;
 /// How often a silent caller is asked whether it is there.
 const ASK: Duration = Duration::from_secs(30);
-
-/// How many callers are connected without a name, by target.
-#[derive(Debug, Default)]
-pub(crate) struct Strangers {
-    connected: Mutex<HashMap<Target, usize>>,
-}
-
-impl Strangers {
-    /// Lets somebody without a session in; nothing is needed with one.
-    pub(crate) fn enter_without(
-        self: &Arc<Strangers>,
-        session: Option<&str>,
-        target: &Target,
-    ) -> Result<Option<Stranger>, Failure> {
-        if session.is_some() {
-            return Ok(None);
-        }
-        let full = || {
-            let what = format!("too many connections to {target}, or to all that is open without a login");
-            Failure::new(Code::ResourceExhausted, what)
-        };
-        self.enter(target).ok_or_else(full).map(Some)
-    }
-
-    /// Lets one more in; `None` if there are too many.
-    fn enter(self: &Arc<Strangers>, target: &Target) -> Option<Stranger> {
-        let mut connected = lock(&self.connected);
-        if connected.values().sum::<usize>() >= ALL_STRANGERS || connected.get(target).copied() >= Some(STRANGERS) {
-            return None;
-        }
-        let count = connected.entry(target.clone()).or_default();
-        *count += 1;
-        Some(Stranger { all: Arc::clone(self), target: target.clone() })
-    }
-}
-
-/// One of them, until it is dropped.
-#[derive(Debug)]
-pub(crate) struct Stranger {
-    all: Arc<Strangers>,
-    target: Target,
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let mut connected = lock(&self.all.connected);
-        if let Some(count) = connected.get_mut(&self.target) {
-            *count -= 1;
-            if *count == 0 {
-                connected.remove(&self.target);
-            }
-        }
-    }
-}
 
 /// What a browser, or a program that asks for a page, is told.
 pub(crate) fn no_pages(target: &Target) -> Failure {
@@ -105,7 +44,7 @@ pub(crate) fn no_pages(target: &Target) -> Failure {
 pub(crate) async fn open(mut call: Call, passage: Passage) -> Result<Reply, Failure> {
     let upgrade = call.on_upgrade.take().filter(|_| asks_for_websocket(&call.headers));
     let Some(upgrade) = upgrade else { return Err(no_pages(&passage.target)) };
-    let stranger = call.application.strangers.enter_without(passage.session.as_deref(), &passage.target)?;
+    let stranger = passage.enter(&call.application)?;
     let (mut head, _) = Request::new(Body::empty()).into_parts();
     head.headers = call.headers.clone();
     head.extensions.insert(upgrade);
@@ -156,24 +95,5 @@ async fn carry(socket: WebSocket, stream: TcpStream, passage: &Passage, applicat
         () = inward => {}
         () = outward => {}
         () = passage.closed(application) => {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn strangers_of_one_target_hold_up_nobody_else() {
-        let all = Arc::new(Strangers::default());
-        let target = |task: &str| Target { task: task.to_owned(), port: None };
-        let mut inside: Vec<Stranger> = (0..STRANGERS).map(|_| all.enter(&target("a")).unwrap()).collect();
-        assert!(all.enter(&target("a")).is_none() && all.enter(&target("b")).is_some());
-        inside.pop();
-        inside.push(all.enter(&target("a")).unwrap());
-        inside.extend((0..ALL_STRANGERS - STRANGERS).map(|number| all.enter(&target(&number.to_string())).unwrap()));
-        assert!(all.enter(&target("b")).is_none(), "all of them together are bounded too");
-        drop(inside);
-        assert!(lock(&all.connected).is_empty());
     }
 }

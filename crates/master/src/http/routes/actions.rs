@@ -2,31 +2,9 @@
 //!
 //! Every route that changes something is here; a test says which one is missing. Refusals are recorded for all routes.
 
-use super::super::router::Method::{self, Delete, Get, Patch, Post, Put};
-use super::Route;
-
-/// What the audit log knows of a route's requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
-    /// All of them, under this name.
-    Recorded(&'static str),
-    /// Refusals only: running tasks report so often, and what they report is kept elsewhere.
-    Report(&'static str),
-    /// Refusals only: nothing is changed.
-    Read,
-}
-
-use Action::{Recorded, Report};
-
-impl Action {
-    /// By which the audit log names it.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Recorded(name) | Report(name) => name,
-            Action::Read => "read",
-        }
-    }
-}
+use super::super::route::Action::{self, Recorded, Report};
+use super::super::route::Method::{self, Delete, Get, Patch, Post, Put};
+use super::super::route::Route;
 
 /// The paths are those of the table of routes, without `/api/v1`.
 const ACTIONS: &[(Method, &str, Action)] = &[

@@ -4,15 +4,15 @@ use instep_api::preferences::{ActivityRequest, ClusterMessageRequest, MoveProjec
 use instep_api::tokens::{PatchTokenRequest, PostTokenRequest};
 use instep_api::users::PatchUsersRequest;
 
-use super::super::guard::Access::{Administrator, Change, Login, Read};
-use super::super::guard::Thing::{Common, Project, Several, User};
-use super::super::router::Method::{Delete, Get, Patch, Post, Put};
+use super::super::access::Access::{Administrator, Change, Login, Read};
+use super::super::access::Thing::{Common, Project, Several, User};
+use super::super::route::Method::{Delete, Get, Patch, Post, Put};
+use super::super::route::{Route, route};
 use super::super::{preferences, tokens, users};
-use super::{Route, route};
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
-        route(Get, "/api/v1/tokens", Login, tokens::list).asks(&[
+        route(Get, "/api/v1/tokens", Login, tokens::list).query(&[
             "tokenIds",
             "username",
             "showInactive",
@@ -21,25 +21,25 @@ pub(super) fn routes() -> Vec<Route> {
             "limit",
             "offset",
         ]),
-        route(Post, "/api/v1/tokens", Login, tokens::create).takes::<PostTokenRequest>(),
-        route(Patch, "/api/v1/tokens/{id}", Login, tokens::change).takes::<PatchTokenRequest>(),
+        route(Post, "/api/v1/tokens", Login, tokens::create).request::<PostTokenRequest>(),
+        route(Patch, "/api/v1/tokens/{id}", Login, tokens::change).request::<PatchTokenRequest>(),
         route(Get, "/api/v1/users/setting", Read(Common), preferences::settings),
-        route(Post, "/api/v1/users/setting", Login, preferences::set_settings).takes::<UserSettings>(),
+        route(Post, "/api/v1/users/setting", Login, preferences::set_settings).request::<UserSettings>(),
         route(Post, "/api/v1/users/setting/reset", Login, preferences::reset_settings),
-        route(Post, "/api/v1/users/activity", Login, preferences::visit).takes::<ActivityRequest>(),
-        route(Get, "/api/v1/user/projects/activity", Read(Several), preferences::visited).asks(&["limit"]),
-        route(Patch, "/api/v1/users", Administrator, users::change_several).takes::<PatchUsersRequest>(),
-        route(Post, "/api/v1/users/{id}/password", Change(User), users::set_password).takes::<String>(),
+        route(Post, "/api/v1/users/activity", Login, preferences::visit).request::<ActivityRequest>(),
+        route(Get, "/api/v1/user/projects/activity", Read(Several), preferences::visited).query(&["limit"]),
+        route(Patch, "/api/v1/users", Administrator, users::change_several).request::<PatchUsersRequest>(),
+        route(Post, "/api/v1/users/{id}/password", Change(User), users::set_password).request::<String>(),
         route(Post, "/api/v1/workspaces/{id}/pin", Login, preferences::pin),
         route(Post, "/api/v1/workspaces/{id}/unpin", Login, preferences::pin),
         route(Get, "/api/v1/projects/key/{key}", Read(Several), preferences::project_by_key),
-        route(Post, "/api/v1/projects/{id}/notes", Change(Project), preferences::add_note).takes::<Note>(),
-        route(Put, "/api/v1/projects/{id}/notes", Change(Project), preferences::set_notes).takes::<Notes>(),
+        route(Post, "/api/v1/projects/{id}/notes", Change(Project), preferences::add_note).request::<Note>(),
+        route(Put, "/api/v1/projects/{id}/notes", Change(Project), preferences::set_notes).request::<Notes>(),
         route(Post, "/api/v1/projects/{id}/move", Change(Project), preferences::move_project)
-            .takes::<MoveProjectRequest>(),
+            .request::<MoveProjectRequest>(),
         route(Get, "/api/v1/master/cluster_message", Administrator, preferences::message),
         route(Put, "/api/v1/master/cluster_message", Administrator, preferences::set_message)
-            .takes::<ClusterMessageRequest>(),
+            .request::<ClusterMessageRequest>(),
         route(Delete, "/api/v1/master/cluster_message", Administrator, preferences::delete_message),
     ]
 }

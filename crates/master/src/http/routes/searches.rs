@@ -3,32 +3,32 @@
 use instep_api::experiments::ModelFileRequest;
 use instep_api::runs::{MoveRunsRequest, RunsRequest, SearchRequest};
 
-use super::super::guard::Access::{Change, Read};
-use super::super::guard::Thing::{Experiment, InBody, Project, Several};
-use super::super::router::Method::{Get, Post};
+use super::super::access::Access::{Change, Read};
+use super::super::access::Thing::{Experiment, InBody, Project, Several};
+use super::super::route::Method::{Get, Post};
+use super::super::route::{Kind, Route, route};
 use super::super::{code, columns, experiment_metrics, runs, search};
-use super::{Kind, Route, route};
 
 pub(super) fn routes() -> Vec<Route> {
     const METRIC: &[&str] = &["metricName", "metricType", "group", "periodSeconds"];
     vec![
-        route(Post, "/api/v1/experiments-search", Read(Several), search::experiments).takes::<SearchRequest>(),
-        route(Post, "/api/v1/runs", Read(Several), search::runs).takes::<SearchRequest>(),
-        route(Post, "/api/v1/runs/kill", Change(InBody), runs::kill).takes::<RunsRequest>(),
-        route(Post, "/api/v1/runs/pause", Change(InBody), runs::pause).takes::<RunsRequest>(),
-        route(Post, "/api/v1/runs/resume", Change(InBody), runs::resume).takes::<RunsRequest>(),
-        route(Post, "/api/v1/runs/archive", Change(InBody), runs::set_archived).takes::<RunsRequest>(),
-        route(Post, "/api/v1/runs/unarchive", Change(InBody), runs::set_archived).takes::<RunsRequest>(),
-        route(Post, "/api/v1/runs/delete", Change(InBody), runs::delete).takes::<RunsRequest>(),
-        route(Post, "/api/v1/runs/move", Change(InBody), runs::relocate).takes::<MoveRunsRequest>(),
-        route(Get, "/api/v1/projects/{id}/columns", Read(Project), columns::of_project).asks(&["tableType"]),
+        route(Post, "/api/v1/experiments-search", Read(Several), search::experiments).request::<SearchRequest>(),
+        route(Post, "/api/v1/runs", Read(Several), search::runs).request::<SearchRequest>(),
+        route(Post, "/api/v1/runs/kill", Change(InBody), runs::kill).request::<RunsRequest>(),
+        route(Post, "/api/v1/runs/pause", Change(InBody), runs::pause).request::<RunsRequest>(),
+        route(Post, "/api/v1/runs/resume", Change(InBody), runs::resume).request::<RunsRequest>(),
+        route(Post, "/api/v1/runs/archive", Change(InBody), runs::set_archived).request::<RunsRequest>(),
+        route(Post, "/api/v1/runs/unarchive", Change(InBody), runs::set_archived).request::<RunsRequest>(),
+        route(Post, "/api/v1/runs/delete", Change(InBody), runs::delete).request::<RunsRequest>(),
+        route(Post, "/api/v1/runs/move", Change(InBody), runs::relocate).request::<MoveRunsRequest>(),
+        route(Get, "/api/v1/projects/{id}/columns", Read(Project), columns::of_project).query(&["tableType"]),
         route(Get, "/api/v1/projects/{id}/experiments/metric-ranges", Read(Project), columns::metric_ranges),
         route(Get, "/api/v1/projects/{id}/metadata/{key}", Read(Project), columns::metadata_values),
         route(Get, "/api/v1/experiments/metrics-stream/metric-names", Read(Several), experiment_metrics::names)
-            .asks(&["ids", "periodSeconds"])
+            .query(&["ids", "periodSeconds"])
             .answers(Kind::Lines),
         route(Get, "/api/v1/experiments/{id}/metrics-stream/batches", Read(Experiment), experiment_metrics::batches)
-            .asks(METRIC)
+            .query(METRIC)
             .answers(Kind::Lines),
         route(
             Get,
@@ -36,7 +36,7 @@ pub(super) fn routes() -> Vec<Route> {
             Read(Experiment),
             experiment_metrics::sample,
         )
-        .asks(&[
+        .query(&[
             "metricName",
             "metricType",
             "group",
@@ -53,7 +53,7 @@ pub(super) fn routes() -> Vec<Route> {
             Read(Experiment),
             experiment_metrics::snapshot,
         )
-        .asks(&["metricName", "metricType", "group", "periodSeconds", "batchesProcessed", "batchesMargin"])
+        .query(&["metricName", "metricType", "group", "periodSeconds", "batchesProcessed", "batchesMargin"])
         .answers(Kind::Lines),
         route(
             Get,
@@ -62,6 +62,6 @@ pub(super) fn routes() -> Vec<Route> {
             experiment_metrics::validation_history,
         ),
         route(Get, "/api/v1/experiments/{id}/file_tree", Read(Experiment), code::file_tree),
-        route(Post, "/api/v1/experiments/{id}/file", Read(Experiment), code::file).takes::<ModelFileRequest>(),
+        route(Post, "/api/v1/experiments/{id}/file", Read(Experiment), code::file).request::<ModelFileRequest>(),
     ]
 }

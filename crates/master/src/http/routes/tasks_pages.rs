@@ -1,9 +1,9 @@
 //! The pages of tasks, at an origin of their own.
 
-use super::super::guard::Access::TaskKey;
-use super::super::router::Method::{Delete, Get, Patch, Post, Put};
+use super::super::access::Access::TaskKey;
+use super::super::route::Method::{Delete, Get, Patch, Post, Put};
+use super::super::route::{Kind, PROXY_TIMEOUT, Route, route};
 use super::super::task_pages;
-use super::{Kind, PASSING, Route, route};
 
 /// Everything that is served there: whatever the tasks serve.
 pub(crate) fn task_routes() -> Vec<Route> {
@@ -11,7 +11,7 @@ pub(crate) fn task_routes() -> Vec<Route> {
     for path in ["/proxy/{id}/", "/proxy/{id}/{*rest}"] {
         for method in [Get, Post, Put, Patch, Delete] {
             let row = route(method, path, TaskKey, task_pages::at_own_origin);
-            routes.push(row.answers(Kind::Other("*/*")).waits_up_to(PASSING));
+            routes.push(row.answers(Kind::Other("*/*")).timeout(PROXY_TIMEOUT));
         }
     }
     routes

@@ -9,8 +9,9 @@ use instep_database::AuditFilter;
 use serde_json::{Value, json};
 
 use super::{FORBIDDEN, OTHER, OWNER, Served, UNAUTHENTICATED, ask, bearer, body, fill, filled, make, serve};
-use crate::http::router::Method::{Delete, Get, Patch, Post};
-use crate::http::routes::{Action, routes};
+use crate::http::route::Action;
+use crate::http::route::Method::{Delete, Get, Patch, Post};
+use crate::http::routes::routes;
 
 fn records(served: &Served) -> Vec<AuditRecord> {
     let filter = AuditFilter { limit: 100_000, ..AuditFilter::default() };

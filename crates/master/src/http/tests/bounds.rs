@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Served, ask, bearer, serve};
-use crate::http::router::Method::{Get, Post, Put};
+use crate::http::route::Method::{Get, Post, Put};
 
 /// Asks as the owner; the status, and the sentence of a refusal.
 fn refusal(served: &Served, path: &str, body: &Value) -> (u16, String) {

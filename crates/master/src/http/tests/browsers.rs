@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::super::routes::{Kind, task_routes};
+use super::super::route::Kind;
+use super::super::routes::task_routes;
 use super::*;
 use crate::sync::lock;
 use crate::task_access::Grant;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{FORBIDDEN, OTHER, Served, ask, bearer, serve};
 use crate::clock::now;
-use crate::http::router::Method::{Delete, Get, Patch, Post};
+use crate::http::route::Method::{Delete, Get, Patch, Post};
 
 const SEEN: &str = "22222222-2222-4333-8444-555555555555";
 const UNSEEN: &str = "33333333-2222-4333-8444-555555555555";

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Served, Things, ask, bearer, fill, filled, make, serve};
-use crate::http::router::Method::{Get, Patch, Post, Put};
+use crate::http::route::Method::{Get, Patch, Post, Put};
 use crate::http::routes::routes;
 
 /// What no answer may contain; YAML and JSON write it as it is.

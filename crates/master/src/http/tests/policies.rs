@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{FORBIDDEN, Served, ask, bearer, make, serve};
-use crate::http::router::Method::{Delete, Get, Post, Put};
+use crate::http::route::Method::{Delete, Get, Post, Put};
 use instep_api::identifiers::WorkspaceId;
 
 const CONFIG: &str = "{name: a, entrypoint: x, checkpoint_storage: {type: directory, container_path: /c}, \

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{FORBIDDEN, Served, ask, bearer, fill, filled, roles, serve};
-use crate::http::router::Method::{self, Delete, Get, Post, Put};
+use crate::http::route::Method::{self, Delete, Get, Post, Put};
 use crate::http::routes::routes;
 
 const MARKER: &str = "hunter2-marker";

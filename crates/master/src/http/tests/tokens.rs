@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{FORBIDDEN, Served, ask, bearer, make, serve};
-use crate::http::router::Method::{self, Get, Patch, Post};
+use crate::http::route::Method::{self, Get, Patch, Post};
 
 fn token_of(served: &Served) -> String {
     let made = make(served, "/api/v1/tokens", &json!({"lifespan": "24h"}));

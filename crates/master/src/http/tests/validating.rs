@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::roles::serve_private;
 use super::{Served, ask, bearer, serve};
-use crate::http::router::Method::{Get, Post, Put};
+use crate::http::route::Method::{Get, Post, Put};
 
 fn configured(searcher: &str) -> String {
     format!(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::{Served, ask, bearer, fill, make, serve};
-use crate::http::router::Method::Post;
+use crate::http::route::Method::Post;
 use crate::webhooks::{watch, watch_logs};
 
 /// Less than a receiver has to answer.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{FORBIDDEN, Served, ask, bearer, make, serve};
-use crate::http::router::Method::{Delete, Get, Post};
+use crate::http::route::Method::{Delete, Get, Post};
 
 fn delete(served: &Served, path: &str) -> (u16, String) {
     ask(served, Delete, path, &bearer("owner"), "")

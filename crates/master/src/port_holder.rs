@@ -7,7 +7,7 @@ use instep_api::cluster::MasterResponse;
 use instep_api::error::PlainErrorBody;
 
 /// How long another program may take to say who it is.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of its answer at most.
 const LONGEST: u64 = 64 << 10;
 /// How the answer begins that is given where only pages of tasks are served.
@@ -43,7 +43,7 @@ fn ask(address: SocketAddr) -> Option<String> {
     };
     let origin = format!("http://{}", SocketAddr::new(ip, address.port()));
     let config = ureq::Agent::config_builder()
-        .timeout_global(Some(PATIENCE))
+        .timeout_global(Some(TIMEOUT))
         .http_status_as_error(false)
         .max_redirects(0)
         .proxy(None)

@@ -40,7 +40,7 @@ pub(crate) const TASK_LOG: &str = "TRIGGER_TYPE_TASK_LOG";
 /// How often is looked for what is to be told.
 const PERIOD: Duration = Duration::from_millis(50);
 /// How long one may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Seconds before each further attempt; after the last the event is given up.
 const AGAIN: [i64; 6] = [1, 5, 30, 120, 600, 3600];
 /// Addresses of one name that are looked at.
@@ -164,7 +164,7 @@ fn tell(options: &WebhookOptions, webhook: &Webhook, payload: Value) -> Result<(
     let seconds = time.0 / 1_000_000;
     let body = body(webhook, payload, time).to_string();
     let config = Agent::config_builder()
-        .timeout_global(Some(PATIENCE))
+        .timeout_global(Some(TIMEOUT))
         .max_redirects(0)
         .max_redirects_will_error(false)
         .user_agent(concat!("instep/", env!("CARGO_PKG_VERSION")))

@@ -44,7 +44,7 @@ impl Actor {
     /// Takes messages until there are no more handles, or another master has taken over.
     pub(super) async fn run(mut self, mut messages: mpsc::Receiver<Message>) {
         let mut waiting: Vec<Message> = Vec::with_capacity(MESSAGES_AT_A_TIME);
-        self.settle().await;
+        self.commit_and_schedule().await;
         while !self.over {
             let sleep = self.until_next().min(LONGEST_SLEEP);
             if let Ok(count) = tokio::time::timeout(sleep, messages.recv_many(&mut waiting, MESSAGES_AT_A_TIME)).await {
@@ -55,7 +55,7 @@ impl Actor {
                     message(&mut self.state, &mut self.outbox);
                 }
             }
-            self.settle().await;
+            self.commit_and_schedule().await;
         }
         // Whoever asks from now on is told that the master is ending.
         messages.close();
@@ -72,8 +72,8 @@ impl Actor {
     }
 
     /// Lets time pass, stores what follows from everything so far, acts, and gives slots away.
-    async fn settle(&mut self) {
-        self.state.let_time_pass(&mut self.outbox);
+    async fn commit_and_schedule(&mut self) {
+        self.state.tick(&mut self.outbox);
         self.state.give_up_lost_agents(&mut self.outbox);
         self.store().await;
         for ready in self.state.ready_in_engines() {

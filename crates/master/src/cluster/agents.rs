@@ -67,7 +67,7 @@ pub(crate) struct Link {
 
 impl Agent {
     /// From the database: it is awaited from now on.
-    fn awaited(row: AgentRow) -> Agent {
+    fn from_row(row: AgentRow) -> Agent {
         Agent {
             name: row.name,
             pool: row.pool,
@@ -90,7 +90,7 @@ impl Agent {
     }
 
     /// Of an engine's job, which the database knows by its allocation.
-    fn awaited_of(name: &str, allocation: &str, pool: &str) -> Agent {
+    fn for_allocation(name: &str, allocation: &str, pool: &str) -> Agent {
         Agent {
             name: name.to_owned(),
             pool: pool.to_owned(),
@@ -145,7 +145,7 @@ pub(crate) struct Agents {
     connections: u64,
     welcome: Welcome,
     /// How long a silent agent's work is left alone: longer than it may take the agent itself to end it.
-    patience: Duration,
+    reconnect_timeout: Duration,
 }
 
 /// Whether an agent can have this name.
@@ -198,13 +198,13 @@ fn missing(agent: &str) -> Refusal {
 
 impl Agents {
     /// `welcome` is what every agent is told first.
-    pub(super) fn new(welcome: Welcome, patience: Duration) -> Agents {
-        Agents { known: BTreeMap::new(), absent: BTreeMap::new(), connections: 0, welcome, patience }
+    pub(super) fn new(welcome: Welcome, reconnect_timeout: Duration) -> Agents {
+        Agents { known: BTreeMap::new(), absent: BTreeMap::new(), connections: 0, welcome, reconnect_timeout }
     }
 
     /// Takes over what the database knows. An agent that runs nothing is not waited for.
     pub(super) fn restore(&mut self, rows: Vec<AgentRow>, busy: &BTreeSet<String>) {
-        for agent in rows.into_iter().map(Agent::awaited) {
+        for agent in rows.into_iter().map(Agent::from_row) {
             if busy.contains(&agent.name) {
                 self.known.insert(agent.name.clone(), agent);
             } else {
@@ -215,7 +215,7 @@ impl Agents {
 
     /// Waits for an agent of an engine's job, on which something runs.
     pub(super) fn wait_for_bound(&mut self, name: &str, allocation: &str, pool: &str) {
-        self.known.entry(name.to_owned()).or_insert_with(|| Agent::awaited_of(name, allocation, pool));
+        self.known.entry(name.to_owned()).or_insert_with(|| Agent::for_allocation(name, allocation, pool));
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Agent> {
@@ -226,8 +226,8 @@ impl Agents {
         self.known.values()
     }
 
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
+    pub(super) fn reconnect_timeout(&self) -> Duration {
+        self.reconnect_timeout
     }
 
     /// Takes in an agent that says who it is; gives the number of its connection.
@@ -359,13 +359,16 @@ impl Agents {
     /// Agents that have been silent for too long.
     pub(super) fn lost(&self) -> Vec<String> {
         let silent = self.known.values().filter(|agent| agent.link.is_none());
-        silent.filter(|agent| agent.silent_since.elapsed() >= self.patience).map(|agent| agent.name.clone()).collect()
+        silent
+            .filter(|agent| agent.silent_since.elapsed() >= self.reconnect_timeout)
+            .map(|agent| agent.name.clone())
+            .collect()
     }
 
     /// How long no agent has to be given up.
     pub(super) fn until_next_loss(&self) -> Option<Duration> {
         let silent = self.known.values().filter(|agent| agent.link.is_none());
-        silent.map(|agent| self.patience.saturating_sub(agent.silent_since.elapsed())).min()
+        silent.map(|agent| self.reconnect_timeout.saturating_sub(agent.silent_since.elapsed())).min()
     }
 
     /// Lets an agent take work, or not.

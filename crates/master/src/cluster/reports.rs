@@ -129,12 +129,12 @@ impl ClusterState {
 
     /// Gives up agents that have been silent for too long, and with them what they ran.
     pub(super) fn give_up_lost_agents(&mut self, outbox: &mut Outbox) {
-        let patience = self.agents.patience().as_secs();
+        let timeout = self.agents.reconnect_timeout().as_secs();
         for name in self.agents.lost() {
             tracing::warn!(agent = name, "agent lost");
             for (share, _) in self.allocations.expected_on(&name) {
                 if let Some(rank) = self.allocations.rank(&name, &share) {
-                    let why = format!("agent {name} was silent for {patience} s");
+                    let why = format!("agent {name} was silent for {timeout} s");
                     self.share_ended(&share.allocation, rank, Exit::Lost { why }.into(), outbox);
                 }
             }

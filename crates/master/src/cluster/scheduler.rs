@@ -21,8 +21,8 @@ use crate::sync::lock;
 
 /// Between two passes, at least.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-/// A pass takes at most this part of the time.
-const PART_OF_TIME: u32 = 10;
+/// Pause at least this many times as long as the last pass took.
+const PAUSE_FACTOR: u32 = 10;
 
 /// Says when the next pass may begin, and counts them.
 pub(crate) struct Scheduler {
@@ -77,7 +77,7 @@ impl Scheduler {
     }
 
     fn next_pass(&self) -> Option<Instant> {
-        self.last_pass.map(|(ended, took)| ended + (took * PART_OF_TIME).max(SHORTEST_PAUSE))
+        self.last_pass.map(|(ended, took)| ended + (took * PAUSE_FACTOR).max(SHORTEST_PAUSE))
     }
 
     /// Whether a pass may begin now.

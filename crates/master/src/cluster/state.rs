@@ -76,7 +76,7 @@ impl ClusterState {
         Some(Duration::from_micros(u64::try_from(soonest.0.saturating_sub(now().0)).unwrap_or(0)))
     }
 
-    pub(super) fn let_time_pass(&mut self, outbox: &mut Outbox) {
+    pub(super) fn tick(&mut self, outbox: &mut Outbox) {
         let moment = now();
         for id in self.experiments.due(moment) {
             self.experiment_event(id, Event::Tick, outbox);

@@ -23,7 +23,7 @@ const LINES_PER_READ: usize = 100;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Whether requests can be done: the database answers, and has room for changes. Where there are several masters, also
-/// that this one leads; [`Door`](super::door::Door) answers for those that stand by.
+/// that this one leads; [`LeaderProxy`](super::leader_proxy::LeaderProxy) answers for those that stand by.
 pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
     if let Some(why) = call.application.database.unwritable().await? {
         let hint = "free space on the disk of the master's database";

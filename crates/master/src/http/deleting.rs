@@ -21,7 +21,7 @@ use crate::clock::now;
 use crate::deletions::carry_out;
 
 /// How long an answer waits for the end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const END_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long tasks and experiments that were killed may take to end, a lost agent's too.
 const MOST_ENDING: Duration = Duration::from_secs(180);
 /// How often it is looked whether they have.
@@ -99,7 +99,7 @@ async fn carried_out(
     let doomed = Doomed { experiments, projects, workspace, username };
     let application = Arc::clone(&call.application);
     let work = tokio::spawn(async move { delete(&application, doomed).await });
-    match tokio::time::timeout(PATIENCE, work).await {
+    match tokio::time::timeout(END_TIMEOUT, work).await {
         Ok(Ok(Ok(()))) => Ok(Json(DeletionResponse { completed: true })),
         Ok(Ok(Err(error))) => Err(undeleted(call, error).await),
         Ok(Err(error)) => Err(Failure::new(Code::Internal, error.to_string())),

@@ -18,7 +18,7 @@ const PART: usize = 128 << 10;
 /// Parts that may wait for a slow reader.
 const PARTS_AHEAD: usize = 8;
 /// How long a reader may take nothing before it is given up.
-const PATIENCE: Duration = Duration::from_secs(120);
+const SEND_TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(crate) async fn trial_csv(call: Call) -> Result<Reply, Failure> {
     of_trial(call, Table::Csv).await
@@ -99,6 +99,6 @@ async fn write(
 /// Sends a part; fails when the reader has gone away, or takes nothing for too long.
 pub(super) async fn pass_on(text: String, sender: &mpsc::Sender<io::Result<Vec<u8>>>) -> io::Result<()> {
     let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
-    let sending = tokio::time::timeout(PATIENCE, sender.send(Ok(text.into_bytes())));
+    let sending = tokio::time::timeout(SEND_TIMEOUT, sender.send(Ok(text.into_bytes())));
     sending.await.map_err(|_| gone())?.map_err(|_| gone())
 }

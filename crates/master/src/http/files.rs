@@ -30,7 +30,7 @@ const PART: usize = 128 << 10;
 /// Parts that may wait for a slow reader.
 const PARTS_AHEAD: usize = 8;
 /// How long a reader may take nothing before it is given up.
-const PATIENCE: Duration = Duration::from_secs(120);
+const SEND_TIMEOUT: Duration = Duration::from_secs(120);
 /// Checkpoints that one request may name.
 const MOST: usize = 10_000;
 /// Patterns that one request may have.
@@ -151,7 +151,7 @@ impl Write for Out {
             return Ok(());
         }
         let part = std::mem::replace(&mut self.part, Vec::with_capacity(PART));
-        let sending = tokio::time::timeout(PATIENCE, self.sender.send(Ok(part)));
+        let sending = tokio::time::timeout(SEND_TIMEOUT, self.sender.send(Ok(part)));
         match self.runtime.block_on(sending) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(io::ErrorKind::BrokenPipe.into()),

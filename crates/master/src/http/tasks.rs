@@ -31,7 +31,7 @@ pub(crate) async fn rendezvous(call: Call) -> Result<Json<RendezvousResponse>, F
     Ok(Json(RendezvousResponse { rendezvous_info }))
 }
 
-/// Whether to stop: at once if that is known, else when it is, else when the caller's patience ends.
+/// Whether to stop: at once if that is known, else when it is, else when the caller's timeout is over.
 pub(crate) async fn preemption(call: Call) -> Result<Json<PreemptionResponse>, Failure> {
     let allocation = call.part("id").to_owned();
     let seconds: u64 = call.query.value("timeoutSeconds")?.unwrap_or(60).min(LONGEST_POLL);

@@ -11,7 +11,7 @@ use super::site::{Bound, resolve};
 use super::work::{Work, cluster};
 use super::{Addresses, Options, ServeError, Signals, check_passwords, opening};
 use crate::clock::now;
-use crate::http::door::{Door, Port};
+use crate::http::leader_proxy::{LeaderProxy, Port};
 use crate::http::router::{router, task_router};
 use crate::presence::Presence;
 use crate::random;
@@ -43,8 +43,8 @@ pub(super) async fn stand_by(
         settings: options.agreed.to_text(),
     };
     let (role, watching) = watch::channel(Role::Nobody("this master has just started".to_owned()));
-    let door = |port| Door::new(port, &seat, site.allowed_hosts.clone(), watching.clone());
-    let (master, tasks) = (door(Port::Master), door(Port::Tasks));
+    let proxy = |port| LeaderProxy::new(port, &seat, site.allowed_hosts.clone(), watching.clone());
+    let (master, tasks) = (proxy(Port::Master), proxy(Port::Tasks));
     contender.announce(&Presence::serving(&addresses))?;
     let serving = bound.serve(master.router(), tasks.router());
     announce(&addresses);

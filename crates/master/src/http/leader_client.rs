@@ -1,4 +1,4 @@
-//! The way from a master that stands by to the one that leads: a few connections, which end with the leader's term.
+//! Forwarding from a master that stands by to the one that leads: a few connections, which end with the leader's term.
 //!
 //! Bodies are passed on as they come, in both directions, and websockets as bytes. A request that has not been sent is
 //! given back, to be sent elsewhere; of one that has been, nobody knows what became of it.
@@ -38,7 +38,7 @@ const IDLE_FOR: Duration = Duration::from_secs(30);
 
 /// Why the leader gave no answer.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum ForwardError {
     /// It was not asked: it can be asked again.
     Unsent(Box<Request<Body>>, String),
     /// Nobody knows whether it did what it was asked.
@@ -50,8 +50,8 @@ struct Idle {
     since: Instant,
 }
 
-/// The way to one leader, on one of its two ports.
-pub(crate) struct Way {
+/// A client of one leader, at one of its two ports.
+pub(crate) struct LeaderClient {
     epoch: i64,
     authority: Authority,
     encryption: Option<Pinned>,
@@ -59,9 +59,9 @@ pub(crate) struct Way {
     role: watch::Receiver<Role>,
 }
 
-impl Way {
-    /// The way to a leader's address.
-    pub(crate) fn to(leader: &Leader, address: &str, role: watch::Receiver<Role>) -> Result<Way, String> {
+impl LeaderClient {
+    /// A client for a leader's address.
+    pub(crate) fn to(leader: &Leader, address: &str, role: watch::Receiver<Role>) -> Result<LeaderClient, String> {
         let uri: Uri = address.parse().map_err(|_| format!("the leader's address {address} cannot be read"))?;
         let authority =
             uri.authority().cloned().ok_or_else(|| format!("the leader's address {address} has no host"))?;
@@ -69,34 +69,34 @@ impl Way {
             Some(certificate) => Some(Pinned::to(certificate)?),
             None => None,
         };
-        Ok(Way { epoch: leader.epoch, authority, encryption, idle: Arc::default(), role })
+        Ok(LeaderClient { epoch: leader.epoch, authority, encryption, idle: Arc::default(), role })
     }
 
-    /// The term of the leader to which it leads.
+    /// The term of the leader.
     pub(crate) fn epoch(&self) -> i64 {
         self.epoch
     }
 
     /// Passes a request on, with the header that says for whom, and the answer back.
-    pub(crate) async fn pass(
+    pub(crate) async fn forward(
         &self,
         mut request: Request<Body>,
         forwarded: HeaderValue,
-    ) -> Result<Response<Body>, Trouble> {
+    ) -> Result<Response<Body>, ForwardError> {
         let upgrade = request.extensions_mut().remove::<OnUpgrade>();
         let request = prepared(request, forwarded);
         let sent = tokio::select! {
             sent = self.send(request) => sent,
-            () = self.over() => Err(Trouble::Lost("its term has ended".to_owned())),
+            () = self.over() => Err(ForwardError::Lost("its term has ended".to_owned())),
         };
         match (sent, upgrade) {
             (Ok(answer), upgrade) => Ok(self.answered(answer, upgrade)),
             // To be asked elsewhere it has to be whole.
-            (Err(Trouble::Unsent(mut request, why)), Some(upgrade)) => {
+            (Err(ForwardError::Unsent(mut request, why)), Some(upgrade)) => {
                 request.extensions_mut().insert(upgrade);
-                Err(Trouble::Unsent(request, why))
+                Err(ForwardError::Unsent(request, why))
             }
-            (Err(trouble), _) => Err(trouble),
+            (Err(error), _) => Err(error),
         }
     }
 
@@ -109,13 +109,13 @@ impl Way {
         }
     }
 
-    async fn send(&self, mut request: Request<Body>) -> Result<Response<Incoming>, Trouble> {
+    async fn send(&self, mut request: Request<Body>) -> Result<Response<Incoming>, ForwardError> {
         loop {
             let (mut sender, is_new) = match self.idle() {
                 Some(sender) => (sender, false),
                 None => match self.connect().await {
                     Ok(sender) => (sender, true),
-                    Err(why) => return Err(Trouble::Unsent(Box::new(request), why)),
+                    Err(why) => return Err(ForwardError::Unsent(Box::new(request), why)),
                 },
             };
             match sender.try_send_request(request).await {
@@ -126,8 +126,8 @@ impl Way {
                 Err(mut error) => match error.take_message() {
                     // The leader has closed a connection that was not in use.
                     Some(unsent) if !is_new => request = unsent,
-                    Some(unsent) => return Err(Trouble::Unsent(Box::new(unsent), error.error().to_string())),
-                    None => return Err(Trouble::Lost(error.error().to_string())),
+                    Some(unsent) => return Err(ForwardError::Unsent(Box::new(unsent), error.error().to_string())),
+                    None => return Err(ForwardError::Lost(error.error().to_string())),
                 },
             }
         }

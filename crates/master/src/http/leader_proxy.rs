@@ -1,4 +1,5 @@
-//! What every request comes to first where there are several masters: the leader's own routes, or the way to the leader.
+//! What every request comes to first where there are several masters: the leader's own routes, or forwarding to the
+//! leader.
 //!
 //! A request waits a moment for a leader while one takes over from another, as long as none of it has been sent: clients
 //! rarely notice. `/health` and `/metrics` are about this process, whoever leads.
@@ -23,8 +24,8 @@ use tokio::time::{Instant, timeout_at};
 use super::failure::Failure;
 use super::forwarded;
 use super::guard::{Vouched, check_framing, check_origin};
+use super::leader_client::{ForwardError, LeaderClient};
 use super::request_id;
-use super::way::{Trouble, Way};
 use crate::peer::Peer;
 use crate::standby::{Role, Term};
 use crate::sync::lock;
@@ -48,8 +49,8 @@ pub(crate) enum Port {
     Tasks,
 }
 
-/// The door of one port.
-pub(crate) struct Door {
+/// What answers at one port: the routes of this master while it leads, else the leader.
+pub(crate) struct LeaderProxy {
     port: Port,
     /// Where the other masters reach this one, and by which secret they will know each other when it leads.
     own: Seat,
@@ -57,26 +58,31 @@ pub(crate) struct Door {
     role: watch::Receiver<Role>,
     /// What answers here, once this process leads, with its database.
     routes: OnceLock<(Router, Database)>,
-    way: Mutex<Option<Arc<Way>>>,
+    client: Mutex<Option<Arc<LeaderClient>>>,
     /// The term of the leader of whom it was said that it cannot be reached.
     complained: AtomicI64,
     /// Bytes of requests that may be kept at a time.
     room: Arc<Semaphore>,
 }
 
-impl Door {
-    pub(crate) fn new(port: Port, own: &Seat, allowed_hosts: Vec<String>, role: watch::Receiver<Role>) -> Arc<Door> {
-        let (routes, way, complained) = (OnceLock::new(), Mutex::default(), AtomicI64::default());
+impl LeaderProxy {
+    pub(crate) fn new(
+        port: Port,
+        own: &Seat,
+        allowed_hosts: Vec<String>,
+        role: watch::Receiver<Role>,
+    ) -> Arc<LeaderProxy> {
+        let (routes, client, complained) = (OnceLock::new(), Mutex::default(), AtomicI64::default());
         let room = Arc::new(Semaphore::new(KEPT_TOGETHER));
-        Arc::new(Door { port, own: own.clone(), allowed_hosts, role, routes, way, complained, room })
+        Arc::new(LeaderProxy { port, own: own.clone(), allowed_hosts, role, routes, client, complained, room })
     }
 
-    /// What serves at this door.
-    pub(crate) fn router(self: &Arc<Door>) -> Router {
-        let door = Arc::clone(self);
+    /// What serves at this port.
+    pub(crate) fn router(self: &Arc<LeaderProxy>) -> Router {
+        let proxy = Arc::clone(self);
         Router::new().fallback(move |ConnectInfo(peer): ConnectInfo<Peer>, request: Request| {
-            let door = Arc::clone(&door);
-            async move { door.answer(peer, request).await }
+            let proxy = Arc::clone(&proxy);
+            async move { proxy.answer(peer, request).await }
         })
     }
 
@@ -103,7 +109,7 @@ impl Door {
             request_id::mark(response, &id)
         };
         let (mut role, begin) = (self.role.clone(), Instant::now());
-        let (mut deadline, mut trouble, mut losses) = (begin + HOLD, None, 0);
+        let (mut deadline, mut why_not, mut losses) = (begin + HOLD, None, 0);
         loop {
             let current = role.borrow_and_update().clone();
             match current {
@@ -134,25 +140,25 @@ impl Door {
                             }
                             // However long the leader had it, the next one is waited for.
                             deadline = Instant::now() + HOLD;
-                            (request, trouble) = (*copy, Some(why));
+                            (request, why_not) = (*copy, Some(why));
                         }
                         Err(Ended::Again(unsent, why)) => {
                             // A leader whose lease lasts is followed before long. Stock clients ask once.
                             if why.is_some() {
                                 deadline = deadline.max((Instant::now() + HOLD).min(begin + LONGEST));
                             }
-                            (request, trouble) = (*unsent, why.or(trouble));
+                            (request, why_not) = (*unsent, why.or(why_not));
                         }
                     }
                 }
             }
             if Instant::now() >= deadline {
-                let what = trouble.unwrap_or_else(|| "no master leads at the moment".to_owned());
+                let what = why_not.unwrap_or_else(|| "no master leads at the moment".to_owned());
                 let hint = "try again in a moment; `instep master status` shows who leads";
                 return refused(Failure::new(Code::Unavailable, format!("{what}\nhint: {hint}")));
             }
             // A leader that could not be reached is tried again; a new one at once.
-            let again = if trouble.is_some() { deadline.min(Instant::now() + PAUSE) } else { deadline };
+            let again = if why_not.is_some() { deadline.min(Instant::now() + PAUSE) } else { deadline };
             let _ = timeout_at(again, role.changed()).await;
         }
     }
@@ -195,15 +201,15 @@ impl Door {
         check_framing(request.extensions()).map_err(Ended::Refused)?;
         check_origin(request.extensions(), request.headers(), &self.allowed_hosts).map_err(Ended::Refused)?;
         let Role::Follows(leader, ..) = role else { return Err(Ended::Again(Box::new(request), None)) };
-        let way = self.way(&leader).map_err(|why| Ended::Refused(Failure::new(Code::Internal, why)))?;
+        let client = self.client(&leader).map_err(|why| Ended::Refused(Failure::new(Code::Internal, why)))?;
         let Some(value) = forwarded::value(&leader.seat.peer_secret, canonical(peer.remote)) else {
             return Err(Ended::Refused(Failure::new(Code::Internal, "the leader's secret cannot be sent")));
         };
         let (request, again) = repeatable(request, &self.room).await.map_err(Ended::Refused)?;
         let address = &leader.seat.address;
-        match way.pass(request, value).await {
+        match client.forward(request, value).await {
             Ok(response) => Ok(response),
-            Err(Trouble::Unsent(mut request, why)) => {
+            Err(ForwardError::Unsent(mut request, why)) => {
                 forwarded::take(request.headers_mut());
                 let what = format!("the leader at {address} cannot be reached: {why}");
                 if self.complained.swap(leader.epoch, Ordering::Relaxed) != leader.epoch {
@@ -211,7 +217,7 @@ impl Door {
                 }
                 Err(Ended::Again(request, Some(what)))
             }
-            Err(Trouble::Lost(why)) => match again {
+            Err(ForwardError::Lost(why)) => match again {
                 Some(request) => {
                     Err(Ended::Lost(Box::new(request), format!("the leader at {address} was lost: {why}")))
                 }
@@ -223,19 +229,19 @@ impl Door {
         }
     }
 
-    /// The way to a leader, which is made once for its term.
-    fn way(&self, leader: &Leader) -> Result<Arc<Way>, String> {
-        let mut known = lock(&self.way);
-        if let Some(way) = known.as_ref().filter(|way| way.epoch() == leader.epoch) {
-            return Ok(Arc::clone(way));
+    /// The client of a leader, which is made once for its term.
+    fn client(&self, leader: &Leader) -> Result<Arc<LeaderClient>, String> {
+        let mut known = lock(&self.client);
+        if let Some(client) = known.as_ref().filter(|client| client.epoch() == leader.epoch) {
+            return Ok(Arc::clone(client));
         }
         let address = match self.port {
             Port::Master => &leader.seat.address,
             Port::Tasks => &leader.seat.tasks_address,
         };
-        let way = Arc::new(Way::to(leader, address, self.role.clone())?);
-        *known = Some(Arc::clone(&way));
-        Ok(way)
+        let client = Arc::new(LeaderClient::to(leader, address, self.role.clone())?);
+        *known = Some(Arc::clone(&client));
+        Ok(client)
     }
 
     /// What is asked about this process, and not about the cluster.
@@ -421,11 +427,11 @@ mod tests {
         let role = follows_at(&format!("http://{local}"), "secret");
         let Role::Follows(leader, ..) = &role else { panic!("it follows") };
         let roles = watch::Sender::new(role.clone());
-        let door = Door::new(Port::Master, &leader.seat, Vec::new(), roles.subscribe());
+        let proxy = LeaderProxy::new(Port::Master, &leader.seat, Vec::new(), roles.subscribe());
         let peer = Peer { remote: "127.0.0.1:9".parse().unwrap(), local, forwarded: false };
         let mut request = Request::new(Body::empty());
         request.headers_mut().insert(header::HOST, HeaderValue::from_static("127.0.0.1"));
-        let answer = door.answer(peer, request).await;
+        let answer = proxy.answer(peer, request).await;
         assert_eq!(answer.status(), StatusCode::BAD_GATEWAY);
         asked.await.unwrap();
     }

@@ -275,11 +275,11 @@ where
 }
 
 fn as_job<T>(connection: &Connection, work: impl FnOnce(&Connection) -> Result<T>) -> Result<T> {
-    connection.begin_job()?;
+    connection.savepoint()?;
     let outcome = contained(|| work(connection));
     // A full disk can end the whole transaction; then there is nothing to take back, and the loop below notices.
     if !connection.is_autocommit() {
-        if outcome.is_err() { connection.undo_job()? } else { connection.keep_job()? }
+        if outcome.is_err() { connection.rollback_to()? } else { connection.release()? }
     }
     outcome
 }

@@ -97,3 +97,17 @@ impl<T> OptionalExtension<T> for Result<T> {
         }
     }
 }
+
+/// What went wrong, in the server's words or the system's.
+pub(super) fn reason(error: &postgres::Error) -> String {
+    if let Some(error) = error.as_db_error() {
+        return error.message().to_owned();
+    }
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        text = next.to_string();
+        cause = next.source();
+    }
+    text
+}

@@ -241,32 +241,32 @@ impl Connection {
     }
 
     /// Begins a part of the open transaction that can be taken back alone.
-    pub(crate) fn begin_job(&self) -> Result<()> {
+    pub(crate) fn savepoint(&self) -> Result<()> {
         match &self.0 {
             Engine::Sqlite(_) => self.command("SAVEPOINT job"),
-            Engine::Postgres(connection) => connection.begin_job(),
+            Engine::Postgres(connection) => connection.savepoint(),
         }
     }
 
     /// Ends the part, and keeps what it did.
-    pub(crate) fn keep_job(&self) -> Result<()> {
+    pub(crate) fn release(&self) -> Result<()> {
         match &self.0 {
             Engine::Sqlite(_) => self.command("RELEASE job"),
             Engine::Postgres(connection) => {
-                connection.keep_job();
+                connection.release();
                 Ok(())
             }
         }
     }
 
     /// Ends the part, and takes back what it did.
-    pub(crate) fn undo_job(&self) -> Result<()> {
+    pub(crate) fn rollback_to(&self) -> Result<()> {
         match &self.0 {
             Engine::Sqlite(_) => {
                 self.command("ROLLBACK TO job")?;
                 self.command("RELEASE job")
             }
-            Engine::Postgres(connection) => connection.undo_job(),
+            Engine::Postgres(connection) => connection.rollback_to(),
         }
     }
 

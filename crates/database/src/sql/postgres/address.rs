@@ -8,8 +8,8 @@ use postgres::config::{Host, SslMode};
 use postgres::error::SqlState;
 use postgres::{Client, Config, NoTls};
 
+use super::super::error::{Error, reason};
 use super::tls::Encryption;
-use super::{Error, reason};
 
 /// How long a server may take to answer at first, and how long it may be silent.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -155,7 +155,7 @@ impl Address {
 
     /// How long the server is waited for at first: as long as each of its hosts may take to be reached, and as long
     /// again for what it says then.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn timeout(&self) -> Duration {
         let each = self.config.get_connect_timeout().copied().unwrap_or(CONNECT_TIMEOUT);
         each.saturating_mul(u32::try_from(self.config.get_hosts().len()).unwrap_or(u32::MAX).saturating_add(1))
     }

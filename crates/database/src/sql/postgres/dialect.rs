@@ -37,6 +37,11 @@ pub(super) fn numbered(sql: &str) -> String {
     text
 }
 
+/// A name in a statement.
+pub(super) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,5 +59,10 @@ mod tests {
         ] {
             assert_eq!(numbered(sqlite), postgres);
         }
+    }
+
+    #[test]
+    fn names_are_quoted() {
+        assert_eq!(quoted("a\"b"), "\"a\"\"b\"");
     }
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use postgres::error::SqlState;
 
-use super::{Address, Connection, HOLDERS, LOCKS, Result, Role, SESSION_START, refuse_shared_sessions};
+use super::connect::Role;
+use super::lock::{HOLDERS, LOCKS, SESSION_START};
+use super::{Address, Connection, Result};
 use crate::leadership::{Holder, LeaderRow, Seat, Session, Sight};
 
 /// How sessions of masters are called that may be ended when their lease has expired. Those of a master that is alone, or
@@ -17,7 +19,7 @@ const CLOCK: &str = "(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000)::BIGINT";
 impl Connection {
     /// Connects for writing, without the lock.
     pub(in crate::sql) fn candidate(address: &Arc<Address>) -> Result<Connection> {
-        refuse_shared_sessions(address)?;
+        Connection::refuse_shared_sessions(address)?;
         Connection::open(address, Role::Writer)
     }
 

@@ -138,7 +138,7 @@ impl Inbound {
 
 /// The coordinator's end of a connection that proves a token.
 #[derive(Debug)]
-pub(crate) struct Guest {
+pub(crate) struct EncryptedConnection {
     sealer: Sealer,
     opener: Opener,
     /// Opened, and not yet understood.
@@ -152,7 +152,7 @@ pub(crate) enum Opening {
     /// Nobody of this job.
     Unproved,
     /// Perhaps one of this job: how many bytes it took, and what to answer.
-    Guest(Box<Guest>, usize, [u8; ANSWER_BYTES]),
+    Begun(Box<EncryptedConnection>, usize, [u8; ANSWER_BYTES]),
 }
 
 /// Looks at the first bytes of a connection, where the job has a token.
@@ -165,14 +165,14 @@ pub(crate) fn opening(bytes: &[u8], token: &JobToken) -> Opening {
     };
     match respond(&token.control, prologue().as_bytes(), hello) {
         Ok((Session { sealer, opener }, answer)) => {
-            Opening::Guest(Box::new(Guest { sealer, opener, plain: Vec::new() }), OPENING_BYTES, answer)
+            Opening::Begun(Box::new(EncryptedConnection { sealer, opener, plain: Vec::new() }), OPENING_BYTES, answer)
         }
         Err(_) => Opening::Unproved,
     }
 }
 
-impl Guest {
-    /// Opens the frames at the start of `bytes`; gives how many bytes they took. Until it has proved itself, a guest sends the
+impl EncryptedConnection {
+    /// Opens the frames at the start of `bytes`; gives how many bytes they took. Until it has proved itself, it sends the
     /// proof alone, so that nobody else has anything kept for them.
     pub(crate) fn receive(&mut self, bytes: &[u8]) -> Result<usize, Error> {
         let consumed = self.opener.open(bytes, &mut self.plain)?;

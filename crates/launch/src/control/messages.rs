@@ -196,7 +196,7 @@ pub struct MovedRank {
 
 /// A question to all nodes of a job whose ranks wait for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Examination {
+pub struct DiagnoseRequest {
     /// Which one: the answer has the same.
     pub number: u64,
     /// How long the answer may be, in bytes.
@@ -289,7 +289,7 @@ pub enum ToCoordinator {
     },
     /// Ranks of this node wait in an operation for too long: what do those of the others do?
     Overdue {},
-    /// The answer to [`FromCoordinator::Examine`].
+    /// The answer to [`FromCoordinator::Diagnose`].
     Evidence {
         /// Of the question.
         number: u64,
@@ -377,7 +377,8 @@ pub enum FromCoordinator {
         milliseconds: u64,
     },
     /// Say what the ranks of this node do.
-    Examine(Examination),
+    #[serde(rename = "examine")]
+    Diagnose(DiagnoseRequest),
     /// To the launcher that concludes: what a node has answered.
     Evidence {
         /// Of the question.

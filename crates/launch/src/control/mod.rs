@@ -34,6 +34,6 @@ pub mod token;
 
 pub use self::framing::{ControlError, FIRST_BYTE, MAX_LINE_BYTES, decode, encode};
 pub use self::messages::{
-    Examination, FromCoordinator, Hello, Lead, LeaderQuery, LeaderReply, LostWorker, MovedRank, PROTOCOL, ProbeReport,
-    Replace, Start, ToCoordinator, WireTerms,
+    DiagnoseRequest, FromCoordinator, Hello, Lead, LeaderQuery, LeaderReply, LostWorker, MovedRank, PROTOCOL,
+    ProbeReport, Replace, Start, ToCoordinator, WireTerms,
 };

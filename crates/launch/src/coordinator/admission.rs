@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use instep_store::{ClientId, Companion, Context};
 
 use super::Coordinator;
-use crate::control::channel::{self, Guest, Opening};
+use crate::control::channel::{self, EncryptedConnection, Opening};
 use crate::control::{self, FromCoordinator, Hello, ToCoordinator, WireTerms};
 
 /// How long a connection may take to say hello, or to ask.
@@ -33,7 +33,7 @@ impl Coordinator {
     /// Sends a message, through the connection's channel if it has one.
     pub(super) fn send(&mut self, client: ClientId, message: &FromCoordinator, context: &mut Context<'_>) {
         let line = control::encode(message);
-        match self.guests.get_mut(&client).map(|guest| guest.seal(&line)) {
+        match self.encrypted.get_mut(&client).map(|connection| connection.seal(&line)) {
             None => context.send(client, line),
             Some(Ok(sealed)) => context.send(client, sealed),
             Some(Err(_)) => context.close(client),
@@ -42,7 +42,7 @@ impl Coordinator {
 
     /// Closes a connection once what was sent to it is written.
     pub(super) fn close(&mut self, client: ClientId, context: &mut Context<'_>) {
-        self.guests.remove(&client);
+        self.encrypted.remove(&client);
         context.close(client);
     }
 
@@ -51,14 +51,14 @@ impl Coordinator {
         let explanation = format!("{} (pid {}): {reason}", hello.address, hello.process);
         let explanation: String = explanation.chars().take(EXPLANATION_LETTERS).collect();
         // Whoever has proved the token may know.
-        let heard = if self.guests.contains_key(&client) { explanation.clone() } else { REFUSAL.to_owned() };
+        let heard = if self.encrypted.contains_key(&client) { explanation.clone() } else { REFUSAL.to_owned() };
         self.turn_away(client, heard, explanation, context);
     }
 
     /// Refuses a connection that has not shown the job's token, or shows one to a job that has none.
     fn refuse_unproved(&mut self, client: ClientId, explanation: &str, context: &mut Context<'_>) {
         // In the clear: there is nothing that both sides could encrypt with.
-        self.guests.remove(&client);
+        self.encrypted.remove(&client);
         self.turn_away(client, REFUSAL.to_owned(), explanation.to_owned(), context);
     }
 
@@ -107,7 +107,7 @@ impl Coordinator {
     /// The same on a connection that must prove the job's token.
     fn receive_proved(&mut self, client: ClientId, bytes: &[u8], context: &mut Context<'_>) -> usize {
         let mut consumed = 0;
-        if !self.guests.contains_key(&client)
+        if !self.encrypted.contains_key(&client)
             && let Some(token) = self.settings.token.as_ref().filter(|_| self.peers.contains_key(&client))
         {
             match channel::opening(bytes, token) {
@@ -118,33 +118,34 @@ impl Coordinator {
                     self.refuse_unproved(client, explanation, context);
                     return bytes.len();
                 }
-                Opening::Guest(guest, length, answer) => {
-                    self.guests.insert(client, *guest);
+                Opening::Begun(connection, length, answer) => {
+                    self.encrypted.insert(client, *connection);
                     context.send(client, answer.to_vec());
                     consumed = length;
                 }
             }
         }
         // Without one the connection is being closed.
-        let Some(guest) = self.guests.get_mut(&client) else { return bytes.len() };
-        match guest.receive(&bytes[consumed..]) {
+        let Some(connection) = self.encrypted.get_mut(&client) else { return bytes.len() };
+        match connection.receive(&bytes[consumed..]) {
             Err(_) => {
                 self.close(client, context);
                 Companion::closed(self, client, context);
                 bytes.len()
             }
-            Ok(length) if guest.is_of_a_worker() && self.peers.remove(&client).is_some() => {
-                if let Some((envelope, opened)) = self.guests.remove(&client).map(Guest::into_envelope) {
+            Ok(length) if connection.is_of_a_worker() && self.peers.remove(&client).is_some() => {
+                if let Some((envelope, opened)) = self.encrypted.remove(&client).map(EncryptedConnection::into_envelope)
+                {
                     context.serve_store(client, Box::new(envelope), opened);
                 }
                 consumed + length
             }
             Ok(length) => {
-                let mut plain = std::mem::take(&mut guest.plain);
+                let mut plain = std::mem::take(&mut connection.plain);
                 let understood = self.receive_lines(client, &plain, context);
-                if let (Some(understood), Some(guest)) = (understood, self.guests.get_mut(&client)) {
+                if let (Some(understood), Some(connection)) = (understood, self.encrypted.get_mut(&client)) {
                     plain.drain(..understood);
-                    guest.plain = plain;
+                    connection.plain = plain;
                 }
                 consumed + length
             }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use instep_policy::membership::NodeId;
 
-use crate::control::Examination;
+use crate::control::DiagnoseRequest;
 
 /// Between two questions: a rank that comes late again and again must not keep all nodes asking for stacks.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ pub(super) struct HangInquiry {
 impl HangInquiry {
     /// Ranks wait for too long: what to ask all nodes, unless they have just been asked. Of each it is known whether its
     /// launcher is in the coordinator's process.
-    pub(super) fn begin(&mut self, nodes: &BTreeMap<NodeId, bool>, now: Instant) -> Vec<(NodeId, Examination)> {
+    pub(super) fn begin(&mut self, nodes: &BTreeMap<NodeId, bool>, now: Instant) -> Vec<(NodeId, DiagnoseRequest)> {
         if self.asked.is_some_and(|asked| now < asked + INTERVAL) {
             return Vec::new();
         }
@@ -35,7 +35,7 @@ impl HangInquiry {
         self.outstanding = nodes.keys().copied().collect();
         let limit = MOST_OF_ONE.min(MOST_OF_ALL / nodes.len().max(1));
         let question =
-            |host: bool| Examination { number: self.number, limit, concludes_from: host.then_some(nodes.len()) };
+            |host: bool| DiagnoseRequest { number: self.number, limit, concludes_from: host.then_some(nodes.len()) };
         nodes.iter().map(|(node, host)| (*node, question(*host))).collect()
     }
 

@@ -42,7 +42,7 @@ use serde_json::json;
 
 use self::hangs::HangInquiry;
 use self::recovery::RoundRecovery;
-use crate::control::channel::{self, Guest};
+use crate::control::channel::{self, EncryptedConnection};
 use crate::control::heartbeat::Heartbeat;
 use crate::control::secret::JobSecret;
 use crate::control::token::JobToken;
@@ -112,7 +112,7 @@ pub struct Coordinator {
     /// Connections that have not: their addresses, and since when.
     peers: BTreeMap<ClientId, (SocketAddr, Instant)>,
     /// Encrypted connections.
-    guests: BTreeMap<ClientId, Guest>,
+    encrypted: BTreeMap<ClientId, EncryptedConnection>,
     /// Where launchers answer that took part.
     addresses: BTreeMap<LauncherId, HostPort>,
     /// The newest committed epoch, and one that is not committed yet.
@@ -143,7 +143,7 @@ impl Coordinator {
             began: now,
             joined: BTreeMap::new(),
             peers: BTreeMap::new(),
-            guests: BTreeMap::new(),
+            encrypted: BTreeMap::new(),
             addresses: BTreeMap::new(),
             epoch: None,
             pending: None,
@@ -184,8 +184,8 @@ impl Coordinator {
     /// A node's ranks wait for too long: all nodes are to say what theirs do.
     fn handle_overdue(&mut self, context: &mut Context<'_>) {
         let nodes = self.joined.iter().map(|(node, joined)| (*node, joined.host)).collect();
-        for (node, question) in self.hang_inquiry.begin(&nodes, context.now) {
-            self.send_to(node, &FromCoordinator::Examine(question), context);
+        for (node, request) in self.hang_inquiry.begin(&nodes, context.now) {
+            self.send_to(node, &FromCoordinator::Diagnose(request), context);
         }
     }
 
@@ -492,7 +492,7 @@ impl Companion for Coordinator {
     fn closed(&mut self, client: ClientId, context: &mut Context<'_>) {
         self.detect_own_pause(context);
         self.peers.remove(&client);
-        self.guests.remove(&client);
+        self.encrypted.remove(&client);
         self.handle_lost_node(Self::node(client), "its connection broke", context);
     }
 
@@ -528,7 +528,7 @@ fn refuse_torchrun(event: Event) -> Event {
         Event::Joined { facts, .. } => {
             let whose = facts.address;
             let hint = "run instep on all nodes, or leave out --recover step";
-            Event::Hopeless { reason: format!("{whose} cannot replace single ranks (--recover step): {hint}") }
+            Event::Unrecoverable { reason: format!("{whose} cannot replace single ranks (--recover step): {hint}") }
         }
         other => other,
     }

@@ -418,16 +418,16 @@ impl Coordinator {
             Some(Decision::Replace { generation, incarnations, moved, reason }) => {
                 let lost = incarnations.keys().filter_map(|rank| recovery.failures.get(rank));
                 let lost = lost.map(Failure::without_output).collect();
-                let called_up: BTreeSet<NodeId> = moved.values().copied().collect();
+                let promoted: BTreeSet<NodeId> = moved.values().copied().collect();
                 let to = |(rank, node)| recovery.moved_rank(rank, self.joined.get(&node)?);
                 let moved = moved.into_iter().filter_map(to).collect();
                 let replace = Replace { generation, incarnations, moved, reason, lost };
                 recovery.publish(&replace, context);
                 self.broadcast(&FromCoordinator::Replace(Box::new(replace)), context);
-                for node in called_up {
+                for node in promoted {
                     let is_member = self.membership.as_ref().is_some_and(|membership| membership.has_member(node));
                     if !is_member {
-                        self.handle_event(Event::CalledUp { node }, context);
+                        self.handle_event(Event::Promoted { node }, context);
                     }
                 }
             }
@@ -440,7 +440,7 @@ impl Coordinator {
             }
             Some(Decision::End { rank, reason }) => {
                 self.failures.extend(recovery.failures.get(&rank).cloned());
-                self.handle_event(Event::Hopeless { reason }, context);
+                self.handle_event(Event::Unrecoverable { reason }, context);
             }
         }
     }

@@ -24,10 +24,10 @@ use instep_recorder::{clock, folder, process};
 use serde_json::json;
 
 use crate::console::Note;
-use crate::control::{Examination, ToCoordinator};
+use crate::control::{DiagnoseRequest, ToCoordinator};
 use crate::events::EventLog;
+use crate::failure::hang_detector::{HangDetector, HungRank};
 use crate::failure::inquiry::Inquiry;
-use crate::failure::verdict::{HungRank, Verdicts};
 use crate::plan::Plan;
 
 /// Tells the backend where to write.
@@ -49,7 +49,7 @@ enum WatcherCommand {
     /// This one failed first, and the others are ended for it.
     Failed(usize),
     /// The coordinator asks.
-    Examine(Examination),
+    Diagnose(DiagnoseRequest),
     /// What a node has answered.
     Answered(u64, Box<NodeEvidence>),
 }
@@ -59,7 +59,7 @@ enum WatcherCommand {
 pub(crate) struct HangWatch {
     folder: Option<PathBuf>,
     commands: Option<Sender<WatcherCommand>>,
-    verdicts: Option<Receiver<HungRank>>,
+    hung: Option<Receiver<HungRank>>,
     messages: Option<Receiver<ToCoordinator>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -68,7 +68,7 @@ impl HangWatch {
     /// Makes the folder.
     pub(crate) fn new(plan: &Plan) -> HangWatch {
         let made = folder::create(&folder::base(), &plan.job.run_id, std::process::id());
-        HangWatch { folder: made.ok(), commands: None, verdicts: None, messages: None, thread: None }
+        HangWatch { folder: made.ok(), commands: None, hung: None, messages: None, thread: None }
     }
 
     /// Where the ranks write, if they can.
@@ -109,7 +109,7 @@ impl HangWatch {
                 ..Job::default()
             };
             let (notes, events) = (notes.clone(), events.clone());
-            let (hung, verdicts) = mpsc::channel();
+            let (hung, hung_ranks) = mpsc::channel();
             let (outbox, messages) = mpsc::channel();
             let watcher = Watcher {
                 folder: folder.clone(),
@@ -119,7 +119,7 @@ impl HangWatch {
                 events,
                 reported: BTreeSet::new(),
                 hung: plan.terms.step_recovery.then_some(hung),
-                verdicts: Verdicts::default(),
+                detector: HangDetector::default(),
                 outbox: (plan.terms.max_nodes > 1).then_some(outbox),
                 held: None,
                 inquiry: None,
@@ -127,7 +127,7 @@ impl HangWatch {
             let builder = std::thread::Builder::new().name("instep-hang".to_owned());
             self.thread = builder.spawn(move || watcher.watch(&commands)).ok();
             self.commands = Some(sender);
-            self.verdicts = Some(verdicts);
+            self.hung = Some(hung_ranks);
             self.messages = Some(messages);
         }
         self.command(WatcherCommand::Started(ranks));
@@ -135,7 +135,7 @@ impl HangWatch {
 
     /// Ranks that were found to hang since the last call: with `--recover step` alone.
     pub(crate) fn hung(&self) -> Vec<HungRank> {
-        self.verdicts.iter().flat_map(Receiver::try_iter).collect()
+        self.hung.iter().flat_map(Receiver::try_iter).collect()
     }
 
     /// What the coordinator is to be told since the last call.
@@ -144,8 +144,8 @@ impl HangWatch {
     }
 
     /// The coordinator wants to know what the ranks of this node do.
-    pub(crate) fn examine(&self, examination: Examination) {
-        self.command(WatcherCommand::Examine(examination));
+    pub(crate) fn diagnose(&self, request: DiagnoseRequest) {
+        self.command(WatcherCommand::Diagnose(request));
     }
 
     /// A node has answered a question of which this launcher concludes.
@@ -210,7 +210,7 @@ struct Watcher {
     reported: BTreeSet<String>,
     /// Where ranks that hang are told; none where nobody replaces them.
     hung: Option<Sender<HungRank>>,
-    verdicts: Verdicts,
+    detector: HangDetector,
     /// To the coordinator; none where this node is the only one.
     outbox: Option<Sender<ToCoordinator>>,
     held: Option<Findings>,
@@ -224,7 +224,7 @@ impl Watcher {
             match commands.recv_timeout(CHECK_INTERVAL) {
                 Ok(WatcherCommand::Started(ranks)) => self.record_ranks(&ranks),
                 Ok(WatcherCommand::Failed(rank)) => self.failed(rank),
-                Ok(WatcherCommand::Examine(examination)) => self.examine(&examination),
+                Ok(WatcherCommand::Diagnose(request)) => self.answer(&request),
                 Ok(WatcherCommand::Answered(number, evidence)) => {
                     if let Some(inquiry) = &mut self.inquiry {
                         inquiry.answered(number, *evidence);
@@ -249,7 +249,7 @@ impl Watcher {
         self.job.workers = ranks.iter().filter_map(worker).collect();
         self.job.failed = None;
         self.reported.clear();
-        self.verdicts = Verdicts::default();
+        self.detector = HangDetector::default();
         (self.held, self.inquiry) = (None, None);
         // Without it `instep diagnose` finds the ranks that have records.
         let _ = self.job.write(&self.folder);
@@ -267,11 +267,11 @@ impl Watcher {
         let overdue = analysis::overdue(&quick, clock::monotonic(), hang_after);
         self.reported.retain(|known| overdue.contains(known));
         if overdue.is_empty() {
-            self.verdicts = Verdicts::default();
+            self.detector = HangDetector::default();
             return;
         }
         let news = !overdue.is_subset(&self.reported);
-        let looks = self.hung.is_some() && self.verdicts.is_due(clock::monotonic());
+        let looks = self.hung.is_some() && self.detector.is_due(clock::monotonic());
         if !news && !looks {
             return;
         }
@@ -285,7 +285,7 @@ impl Watcher {
             .any(|finding| finding.operation.as_ref().is_some_and(|operation| !operation.failed))
         {
             if looks
-                && let Some(hung) = self.verdicts.look(&diagnosis, &evidence, process::session_ran, now, hang_after)
+                && let Some(hung) = self.detector.look(&diagnosis, &evidence, process::session_ran, now, hang_after)
             {
                 self.tell(hung);
             }
@@ -321,22 +321,22 @@ impl Watcher {
     }
 
     /// Says what the ranks here do. What they did a moment ago is still true, and asking for stacks takes seconds.
-    fn examine(&mut self, examination: &Examination) {
+    fn answer(&mut self, request: &DiagnoseRequest) {
         let Some(outbox) = self.outbox.clone() else { return };
         let (evidence, seen) = match self.held.take() {
             Some(findings) => {
-                if examination.concludes_from.is_none() {
+                if request.concludes_from.is_none() {
                     self.report_own(&findings);
                 }
                 (findings.evidence, findings.seen)
             }
             None => (collect::collect(std::slice::from_ref(&self.folder), true), clock::monotonic()),
         };
-        if let Some(nodes) = examination.concludes_from {
-            self.inquiry = Some(Inquiry::new(examination.number, nodes, clock::monotonic()));
+        if let Some(nodes) = request.concludes_from {
+            self.inquiry = Some(Inquiry::new(request.number, nodes, clock::monotonic()));
         }
-        let node = NodeEvidence::within(examination.limit, &self.job.host, &evidence, seen, &collect::source_line);
-        let _ = outbox.send(ToCoordinator::Evidence { number: examination.number, evidence: Box::new(node) });
+        let node = NodeEvidence::within(request.limit, &self.job.host, &evidence, seen, &collect::source_line);
+        let _ = outbox.send(ToCoordinator::Evidence { number: request.number, evidence: Box::new(node) });
     }
 
     /// Reports what all nodes say, when they have said it.

@@ -8,8 +8,8 @@
 pub mod blame;
 pub mod cause;
 pub(crate) mod hang;
+pub(crate) mod hang_detector;
 mod inquiry;
-pub(crate) mod verdict;
 
 use std::fs;
 use std::io::Read;

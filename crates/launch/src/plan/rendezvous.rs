@@ -39,7 +39,7 @@ const ELASTIC_HEARTBEAT: Heartbeat = Heartbeat { interval: Duration::from_secs(1
 /// Ranks of a silent node move to others within 5 s, and have been killed by their launcher a second before.
 const RECOVERY_HEARTBEAT: Heartbeat = Heartbeat { interval: Duration::from_millis(500), attempts: 6 };
 /// Until when silence has to be noticed.
-const RECOVERY_PATIENCE: Duration = Duration::from_secs(15);
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How the nodes of a job find each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -195,7 +195,7 @@ pub(super) fn job_terms(
         RendezvousMode::Standalone | RendezvousMode::Static { .. } => None,
     };
     if let Some(heartbeat) = heartbeat.filter(|_| step_recovery) {
-        check_patience(heartbeat)?;
+        check_notice_time(heartbeat)?;
     }
     let connect_timeout = if fixed_ranks { join_timeout } else { conf.seconds("read_timeout", 60)? };
     let terms = MembershipTerms {
@@ -217,16 +217,16 @@ pub(super) fn job_terms(
 }
 
 /// Sessions that have lost a peer wait 20 s for the launcher to notice that too.
-fn check_patience(heartbeat: Heartbeat) -> Result<(), PlanError> {
+fn check_notice_time(heartbeat: Heartbeat) -> Result<(), PlanError> {
     let noticed = heartbeat.coordinator_window() + heartbeat.interval;
-    if noticed <= RECOVERY_PATIENCE {
+    if noticed <= NOTICE_TIMEOUT {
         return Ok(());
     }
     let message = format!(
         "--rdzv-conf: a silent node would be noticed after {} s, which is too late for --recover step",
         noticed.as_secs_f64()
     );
-    let limit = RECOVERY_PATIENCE.as_secs();
+    let limit = NOTICE_TIMEOUT.as_secs();
     Err(error(message, format!("keep_alive_interval × (keep_alive_max_attempt + 3) must be {limit} s at most")))
 }
 

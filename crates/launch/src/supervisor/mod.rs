@@ -285,7 +285,7 @@ impl Supervisor<'_> {
     fn starts_workers(&self, message: &FromCoordinator) -> bool {
         match message {
             FromCoordinator::Start(_) => true,
-            FromCoordinator::Replace(replace) => self.is_called_up(replace),
+            FromCoordinator::Replace(replace) => self.is_promoted(replace),
             _ => false,
         }
     }
@@ -318,11 +318,11 @@ impl Supervisor<'_> {
             FromCoordinator::Moved(leader) => return Ok(self.handle_moved(leader)),
             FromCoordinator::StandBy(start) => self.stand_by(*start),
             FromCoordinator::Replace(replace) => {
-                self.begin_if_called_up(&replace)?;
+                self.begin_if_promoted(&replace)?;
                 self.replace(*replace);
             }
             FromCoordinator::Kill { rank, incarnation } => self.kill_hung(rank, incarnation),
-            FromCoordinator::Examine(examination) => self.workers.hang.examine(examination),
+            FromCoordinator::Diagnose(request) => self.workers.hang.diagnose(request),
             FromCoordinator::Evidence { number, evidence } => self.workers.hang.answered(number, evidence),
             FromCoordinator::Recovered { generation, step, milliseconds } => {
                 self.recovered(generation, step, milliseconds);

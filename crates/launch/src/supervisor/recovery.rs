@@ -16,7 +16,7 @@ use super::{LaunchError, Supervisor};
 use crate::console::Note;
 use crate::control::{LostWorker, MovedRank, Replace, Start, ToCoordinator};
 use crate::failure::Failure;
-use crate::failure::verdict::HungRank;
+use crate::failure::hang_detector::HungRank;
 use crate::output::fold::describe_ranks;
 use crate::workers::environment::Incarnation;
 
@@ -133,14 +133,14 @@ impl Supervisor<'_> {
     }
 
     /// Whether this node has stood by, and gets its first ranks.
-    pub(super) fn is_called_up(&self, replace: &Replace) -> bool {
+    pub(super) fn is_promoted(&self, replace: &Replace) -> bool {
         let to_us = |moved: &MovedRank| moved.launcher == self.leadership.launcher();
         matches!(self.phase, Phase::Waiting) && self.recovery.standby.is_some() && replace.moved.iter().any(to_us)
     }
 
     /// This node becomes one of the round, without workers of its own.
-    pub(super) fn begin_if_called_up(&mut self, replace: &Replace) -> Result<(), LaunchError> {
-        if !self.is_called_up(replace) {
+    pub(super) fn begin_if_promoted(&mut self, replace: &Replace) -> Result<(), LaunchError> {
+        if !self.is_promoted(replace) {
             return Ok(());
         }
         let Some(start) = self.recovery.standby.take() else { return Ok(()) };

@@ -45,15 +45,15 @@ fn heard(mut stream: TcpStream) -> Vec<u8> {
 }
 
 /// A launcher that has the token; everything that it sends is recorded.
-struct Guest {
+struct EncryptedLauncher {
     stream: TcpStream,
     session: Session,
     sent: Vec<u8>,
     plain: Vec<u8>,
 }
 
-impl Guest {
-    fn enter(server: &Server, terms: &MembershipTerms, change: impl FnOnce(&mut Hello)) -> Guest {
+impl EncryptedLauncher {
+    fn enter(server: &Server, terms: &MembershipTerms, change: impl FnOnce(&mut Hello)) -> EncryptedLauncher {
         let mut stream = connect(server);
         let (initiator, opening) = Initiator::start(&key('a'), &prologue()).expect("random numbers");
         let mut sent = vec![b'N'];
@@ -62,12 +62,12 @@ impl Guest {
         let mut answer = [0; ANSWER_BYTES];
         stream.read_exact(&mut answer).expect("an answer");
         let session = initiator.finish(&answer).expect("the coordinator has the token");
-        let mut guest = Guest { stream, session, sent, plain: Vec::new() };
-        guest.send(b"");
+        let mut launcher = EncryptedLauncher { stream, session, sent, plain: Vec::new() };
+        launcher.send(b"");
         let mut hello = hello(terms);
         change(&mut hello);
-        guest.send(&control::encode(&ToCoordinator::Hello(hello)));
-        guest
+        launcher.send(&control::encode(&ToCoordinator::Hello(hello)));
+        launcher
     }
 
     fn send(&mut self, bytes: &[u8]) {
@@ -98,12 +98,12 @@ impl Guest {
 fn launchers_with_the_token_are_in_and_are_told_what_does_not_fit() {
     let terms = terms(2, 0, false);
     let (server, _notices) = serve_with_notices(&terms, token('a'));
-    let mut first = Guest::enter(&server, &terms, |hello| hello.host_token = Some(TOKEN));
+    let mut first = EncryptedLauncher::enter(&server, &terms, |hello| hello.host_token = Some(TOKEN));
     assert_eq!(first.next(), FromCoordinator::Welcome {});
-    let mut other = Guest::enter(&server, &terms, |hello| hello.run_id = "other".to_owned());
+    let mut other = EncryptedLauncher::enter(&server, &terms, |hello| hello.run_id = "other".to_owned());
     let FromCoordinator::Refused { reason } = other.next() else { panic!("expected a refusal") };
     assert_eq!(reason, "a (pid 1): it wants job \"other\", this one is \"job\"");
-    let mut second = Guest::enter(&server, &terms, |_| {});
+    let mut second = EncryptedLauncher::enter(&server, &terms, |_| {});
     assert_eq!(second.next(), FromCoordinator::Welcome {});
     assert!(matches!(first.next(), FromCoordinator::Waiting { .. }));
     assert!(matches!(first.next(), FromCoordinator::Start(_)));
@@ -133,7 +133,7 @@ fn whoever_does_not_have_the_token_hears_one_refusal_whatever_it_says() {
 fn what_a_launcher_has_sent_is_of_no_use_to_whoever_repeats_it() {
     let terms = terms(2, 0, false);
     let (server, _notices) = serve_with_notices(&terms, token('a'));
-    let mut first = Guest::enter(&server, &terms, |hello| hello.host_token = Some(TOKEN));
+    let mut first = EncryptedLauncher::enter(&server, &terms, |hello| hello.host_token = Some(TOKEN));
     assert_eq!(first.next(), FromCoordinator::Welcome {});
     for recorded in [&first.sent[..], &first.sent[..first.sent.len() - 20], &first.sent[..60]] {
         let mut stream = connect(&server);
@@ -143,7 +143,7 @@ fn what_a_launcher_has_sent_is_of_no_use_to_whoever_repeats_it() {
         // The server's half of a handshake, which says nothing to whoever did not begin it.
         assert_eq!(heard(stream).len(), ANSWER_BYTES);
     }
-    let mut second = Guest::enter(&server, &terms, |_| {});
+    let mut second = EncryptedLauncher::enter(&server, &terms, |_| {});
     assert_eq!(second.next(), FromCoordinator::Welcome {});
 }
 

@@ -96,7 +96,7 @@ pub enum Event {
         cause: String,
     },
     /// The job cannot succeed, however many restarts are left.
-    Hopeless {
+    Unrecoverable {
         /// Why, for people.
         reason: String,
     },
@@ -131,7 +131,7 @@ pub enum Event {
         silent: bool,
     },
     /// A node that stood by has ranks of lost nodes from now on, and will start them.
-    CalledUp { node: NodeId },
+    Promoted { node: NodeId },
     /// Several nodes are silent at the same time: no round may start with some of them because others are looked at first.
     Silent {
         /// Who, and how it was noticed.

@@ -23,7 +23,7 @@
 //! Where [`crate::recovery`] replaces lost ranks inside a round, newcomers stand by: a round that keeps its step is not
 //! stopped for them. Whose ranks have moved is gone ([`Event::Replaced`]), unless too few are left to go on
 //! ([`Membership::may_continue_without`]). Who stood by and gets some of them is a member from then on
-//! ([`Event::CalledUp`]), and does not count for a majority: all sides of a cut count the nodes with which the round began.
+//! ([`Event::Promoted`]), and does not count for a majority: all sides of a cut count the nodes with which the round began.
 //!
 //! Invariants, cited by the simulations in `tests/integration`:
 //!
@@ -238,7 +238,7 @@ impl Membership {
                 self.complete_if_finished()
             }
             Event::Failed { node, cause } => self.failed(node, cause, now),
-            Event::Hopeless { reason } => self.fail(reason),
+            Event::Unrecoverable { reason } => self.fail(reason),
             Event::Draining { node, cause } => self.draining(node, &cause, now),
             Event::Left { node, cause, failed } => {
                 let mut actions = Vec::new();
@@ -254,7 +254,7 @@ impl Membership {
                 self.remove(node, &cause, silent);
                 self.complete_if_finished()
             }
-            Event::CalledUp { node } => {
+            Event::Promoted { node } => {
                 self.change(node, NodeState::Ready, NodeState::Running);
                 if !self.has_member(node) {
                     self.members.push(node);

@@ -455,7 +455,7 @@ impl World {
 
 #[test]
 fn random_losses_keep_one_process_a_rank_and_every_step_is_done_once() {
-    let (mut recovered, mut restarted, mut failed, mut moved, mut called_up, mut short) = (0, 0, 0, 0, 0, 0);
+    let (mut recovered, mut restarted, mut failed, mut moved, mut promoted, mut short) = (0, 0, 0, 0, 0, 0);
     let seeds = seeds(1700, 900, &[139_884_034_075_126_349]);
     for seed in &seeds {
         let mut world = World::new(*seed);
@@ -472,7 +472,7 @@ fn random_losses_keep_one_process_a_rank_and_every_step_is_done_once() {
                 recovered += usize::from(world.store.latest > 0);
                 moved += usize::from(node_lost);
                 let stood_by = |launcher: &Launcher| launcher.stood_by && !launcher.ranks.is_empty();
-                called_up += usize::from(world.launchers.iter().any(stood_by));
+                promoted += usize::from(world.launchers.iter().any(stood_by));
             }
             Some(Decision::RestartAll { reason, .. }) if reason.contains("short") => short += 1,
             Some(Decision::End { .. }) => failed += 1,
@@ -481,8 +481,8 @@ fn random_losses_keep_one_process_a_rank_and_every_step_is_done_once() {
     }
     // Each kind of end must come up, or nothing was tested.
     if seeds.len() > 1 {
-        let kinds = [recovered, restarted, failed, moved, called_up, short];
-        let enough = recovered > 300 && restarted > 100 && failed > 0 && moved > 50 && called_up > 10 && short > 20;
+        let kinds = [recovered, restarted, failed, moved, promoted, short];
+        let enough = recovered > 300 && restarted > 100 && failed > 0 && moved > 50 && promoted > 10 && short > 20;
         assert!(enough, "{kinds:?}");
     }
 }

@@ -45,9 +45,9 @@ fn orders(ends: &[WorkerEnd]) -> Vec<Vec<WorkerEnd>> {
 /// Whom the decision names, in any order of arrival: `None` for unknown.
 fn named(ends: &[WorkerEnd], world_size: usize) -> Option<usize> {
     let round = Round { world_size, is_final: true };
-    let mut verdicts = orders(ends).into_iter().map(|order| root_cause(&order, round).expect("somebody failed"));
-    let first = verdicts.next().expect("an order");
-    verdicts.for_each(|verdict| assert_eq!(verdict, first, "it depends on the order: {ends:?}"));
+    let mut causes = orders(ends).into_iter().map(|order| root_cause(&order, round).expect("somebody failed"));
+    let first = causes.next().expect("an order");
+    causes.for_each(|cause| assert_eq!(cause, first, "it depends on the order: {ends:?}"));
     first.rank()
 }
 

@@ -23,7 +23,7 @@ use self::slurm::{Allocation, Slurm, Step};
 /// Set by Open MPI's `mpirun` for what it starts.
 const OF_MPIRUN: &str = "OMPI_COMM_WORLD_SIZE";
 /// How long the nodes of a scheduler may differ in when they start: one still loads its image.
-const START_PATIENCE_S: &str = "600";
+const START_TIMEOUT_S: &str = "600";
 
 /// Options of sbatch for tasks that are ranks, which `srun` would apply to the launcher, of which there is one per node.
 pub const FOR_RANKS: [&str; 5] =
@@ -276,7 +276,7 @@ fn endpoint_of(step: &Step) -> String {
 fn meet_at_first(node: usize, request: &mut Request, conf: &mut RendezvousConf) {
     request.rdzv_backend = Some("c10d".to_owned());
     request.node_rank = i64::try_from(node).ok();
-    conf.set_default("read_timeout", START_PATIENCE_S);
+    conf.set_default("read_timeout", START_TIMEOUT_S);
 }
 
 fn in_pod(mut pod: Pod, request: &mut Request, conf: &mut RendezvousConf) -> Result<Found, PlanError> {

@@ -53,9 +53,9 @@ fn a_job_in_trouble_is_never_two_jobs_and_comes_to_rest() {
 #[test]
 fn a_job_whose_ranks_move_to_other_nodes_is_never_two_jobs() {
     let seeds = seeds(300, 200, &[]);
-    let (replaced, called_up) = live_through(&seeds, true);
-    let enough = seeds.len() == 1 || (replaced > 0 && called_up > 0);
-    assert!(enough, "{replaced} ranks moved, {called_up} of them to nodes that stood by: nothing was tried");
+    let (replaced, promoted) = live_through(&seeds, true);
+    let enough = seeds.len() == 1 || (replaced > 0 && promoted > 0);
+    assert!(enough, "{replaced} ranks moved, {promoted} of them to nodes that stood by: nothing was tried");
 }
 
 /// Runs these schedules; says how often ranks were taken over, and how often by nodes that stood by.
@@ -70,7 +70,7 @@ fn live_through(seeds: &[u64], step_recovery: bool) -> (usize, usize) {
             world.run_for(Duration::from_millis(100 + random.below(6000) as u64), &mut random);
         }
         world.calm(&mut random);
-        (world.replaced, world.called_up)
+        (world.replaced, world.promoted)
     };
     seeds.iter().map(life).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
 }

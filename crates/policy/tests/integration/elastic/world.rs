@@ -55,7 +55,7 @@ pub struct World {
     /// How often others took the ranks of a node over.
     pub replaced: usize,
     /// How often a node got ranks that had stood by.
-    pub called_up: usize,
+    pub promoted: usize,
 }
 
 impl World {
@@ -77,7 +77,7 @@ impl World {
             verbose,
             log: Vec::new(),
             replaced: 0,
-            called_up: 0,
+            promoted: 0,
         };
         for machine in 0..machines {
             if machine == FIRST || !random.once_in(4) {
@@ -408,13 +408,13 @@ impl World {
         let wanted = if random.once_in(2) { lost.len().min(most) } else { 0 };
         let called: Vec<NodeId> = standbys.into_iter().take(wanted).collect();
         self.replaced += lost.len();
-        self.called_up += called.len();
+        self.promoted += called.len();
         for node in &called {
             self.order(*node, CoordinatorMessage::CallUp { round }, random);
         }
         self.note(|| format!("{leader:?} has the ranks of {lost:?} taken over"));
         let replaced = |(node, silent)| Event::Replaced { node, cause: String::new(), silent };
-        called.into_iter().map(|node| Event::CalledUp { node }).chain(lost.into_iter().map(replaced)).collect()
+        called.into_iter().map(|node| Event::Promoted { node }).chain(lost.into_iter().map(replaced)).collect()
     }
 
     /// What a coordinator does in a moment.

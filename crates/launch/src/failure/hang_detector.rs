@@ -36,9 +36,9 @@ impl HungRank {
     }
 }
 
-/// What was seen at the last look.
+/// Compares what was seen at two looks.
 #[derive(Debug, Default)]
-pub(super) struct Verdicts {
+pub(super) struct HangDetector {
     suspect: Option<Suspect>,
     /// When the next look is due, by the monotonic clock in nanoseconds.
     due: u64,
@@ -63,7 +63,7 @@ impl Suspect {
     }
 }
 
-impl Verdicts {
+impl HangDetector {
     pub(super) fn is_due(&self, now: u64) -> bool {
         now >= self.due
     }
@@ -100,7 +100,7 @@ impl Verdicts {
 
 #[cfg(test)]
 mod tests {
-    use super::{HungRank, Verdicts};
+    use super::{HangDetector, HungRank};
     use instep_diagnosis::analysis::Stuck;
     use instep_diagnosis::stacks::{Frame, Thread};
     use instep_diagnosis::{Cause, Class, Condition, Diagnosis, Evidence, Finding, Stacks};
@@ -153,12 +153,12 @@ mod tests {
 
     /// One look after the other, at ranks that have run for this part of the time.
     fn looks_at_busy(seen: &[(Class, u32, Option<u32>)], busy: f64) -> Vec<bool> {
-        let mut verdicts = Verdicts::default();
+        let mut detector = HangDetector::default();
         let look = |(number, (class, process, line)): (u32, &(Class, u32, Option<u32>))| {
             let now = APART * number;
             let ran = |_| now.mul_f64(busy);
             let now = u64::try_from(now.as_nanos()).expect("small");
-            verdicts.look(&diagnosis(*class), &at(*process, *line), ran, now, APART).is_some()
+            detector.look(&diagnosis(*class), &at(*process, *line), ran, now, APART).is_some()
         };
         (1..).zip(seen).map(look).collect()
     }
@@ -169,11 +169,11 @@ mod tests {
 
     #[test]
     fn a_stopped_rank_hangs_at_the_first_look() {
-        let mut verdicts = Verdicts::default();
-        assert!(verdicts.is_due(0));
-        let hung = verdicts.look(&diagnosis(Class::Stopped), &at(500, None), |_| IDLE, 100, APART).expect("a verdict");
+        let mut detector = HangDetector::default();
+        assert!(detector.is_due(0));
+        let hung = detector.look(&diagnosis(Class::Stopped), &at(500, None), |_| IDLE, 100, APART).expect("it hangs");
         assert_eq!(hung, HungRank { rank: 1, process: 500, stopped: true, why: "it sleeps".to_owned() });
-        assert!(!verdicts.is_due(159) && verdicts.is_due(160));
+        assert!(!detector.is_due(159) && detector.is_due(160));
     }
 
     #[test]

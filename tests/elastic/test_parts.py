@@ -20,59 +20,59 @@ from torch.utils.data import (
 )
 
 from instep.elastic import Session, body, data, trees
-from instep.elastic.ballot import NOBODY, Place, Verdict, decide
-from instep.elastic.keepers import keeper_of, keepers
+from instep.elastic.ballot import NOBODY, Decision, RankState, decide
+from instep.elastic.partners import partner_of, partners
 from instep.elastic.randomness import derive
 from instep.elastic.transfer import Piece, stripes
 from instep.errors import InvalidCall, SessionMisuse
 
 
 def test_whoever_has_passed_a_vote_takes_the_others_along() -> None:
-    places = [Place(7), Place(6, in_vote=True), Place(0, standby=True)]
-    assert [decide(place, places) for place in places] == [Verdict.REDO, Verdict.FORWARD, Verdict.REDO]
-    places = [Place(6), Place(6, in_vote=True), Place(0, standby=True)]
-    assert {decide(place, places) for place in places} == {Verdict.REDO}
-    assert decide(Place(0, standby=True), [Place(0, standby=True)] * 3) is Verdict.IMPOSSIBLE
-    for strange in (Place(5, in_vote=True), Place(6)):
-        assert decide(strange, [Place(7), strange]) is Verdict.IMPOSSIBLE
+    states = [RankState(7), RankState(6, in_vote=True), RankState(0, standby=True)]
+    assert [decide(state, states) for state in states] == [Decision.REDO, Decision.FORWARD, Decision.REDO]
+    states = [RankState(6), RankState(6, in_vote=True), RankState(0, standby=True)]
+    assert {decide(state, states) for state in states} == {Decision.REDO}
+    assert decide(RankState(0, standby=True), [RankState(0, standby=True)] * 3) is Decision.IMPOSSIBLE
+    for strange in (RankState(5, in_vote=True), RankState(6)):
+        assert decide(strange, [RankState(7), strange]) is Decision.IMPOSSIBLE
 
 
 def test_all_ranks_decide_for_the_same_step() -> None:
-    kinds = [Place(3), Place(3, in_vote=True), Place(4), Place(0, standby=True)]
-    for places in itertools.product(kinds, repeat=3):
-        verdicts = [decide(place, places) for place in places]
-        if Verdict.IMPOSSIBLE in verdicts:
-            assert set(verdicts) == {Verdict.IMPOSSIBLE}
+    kinds = [RankState(3), RankState(3, in_vote=True), RankState(4), RankState(0, standby=True)]
+    for states in itertools.product(kinds, repeat=3):
+        decisions = [decide(state, states) for state in states]
+        if Decision.IMPOSSIBLE in decisions:
+            assert set(decisions) == {Decision.IMPOSSIBLE}
             continue
         # Where each rank is when it has done what was decided: at one vote, not before one that anybody has passed.
-        pairs = [(place, verdict) for place, verdict in zip(places, verdicts, strict=True) if not place.standby]
-        after = {place.vote + (verdict is Verdict.FORWARD) for place, verdict in pairs}
-        assert after == {max(place.vote for place, _ in pairs)}
+        pairs = [(state, decision) for state, decision in zip(states, decisions, strict=True) if not state.standby]
+        after = {state.vote + (decision is Decision.FORWARD) for state, decision in pairs}
+        assert after == {max(state.vote for state, _ in pairs)}
 
 
-def test_places_survive_their_numbers() -> None:
-    places = (Place(9, node=3, keeps=4, kept_at=8), Place(1 << 40, in_vote=True), Place(0, standby=True))
-    for place in (*places, Place(3, settings=5, batches=7)):
-        assert Place.decode(place.encode()) == place
+def test_states_survive_their_numbers() -> None:
+    states = (RankState(9, node=3, keeps=4, kept_at=8), RankState(1 << 40, in_vote=True), RankState(0, standby=True))
+    for state in (*states, RankState(3, settings=5, batches=7)):
+        assert RankState.decode(state.encode()) == state
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_what_only_one_rank_has_is_kept_on_another_node_where_that_can_be(seed: int) -> None:
     chance = random.Random(seed)
     nodes = [chance.randrange(chance.randrange(1, 5)) for _ in range(chance.randrange(2, 12))]
-    found = keepers(nodes)
+    found = partners(nodes)
     assert sorted(found) == list(range(len(nodes))), "every rank keeps that of one"
-    assert all(rank != keeper for rank, keeper in enumerate(found))
+    assert all(rank != partner for rank, partner in enumerate(found))
     if max(map(nodes.count, nodes)) * 2 <= len(nodes):
-        assert all(nodes[rank] != nodes[keeper] for rank, keeper in enumerate(found)), (nodes, found)
+        assert all(nodes[rank] != nodes[partner] for rank, partner in enumerate(found)), (nodes, found)
 
 
 def test_what_a_lost_rank_had_comes_from_a_survivor_that_has_it_as_it_was_before_this_vote() -> None:
-    lost, stale = Place(0, standby=True, keeps=2, kept_at=7), Place(7, keeps=2, kept_at=6)
-    places = [lost, stale, Place(0, standby=True), Place(7, keeps=2, kept_at=7), Place(7)]
-    assert keeper_of(2, 7, places) == 3
-    assert keeper_of(0, 7, places) is None
-    assert keeper_of(NOBODY, 0, [Place(0)]) is None
+    lost, stale = RankState(0, standby=True, keeps=2, kept_at=7), RankState(7, keeps=2, kept_at=6)
+    states = [lost, stale, RankState(0, standby=True), RankState(7, keeps=2, kept_at=7), RankState(7)]
+    assert partner_of(2, 7, states) == 3
+    assert partner_of(0, 7, states) is None
+    assert partner_of(NOBODY, 0, [RankState(0)]) is None
 
 
 @pytest.mark.parametrize("seed", range(50))

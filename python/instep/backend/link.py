@@ -1,7 +1,7 @@
 """This rank's connection with the other ranks of one group: how they are connected, and how the group is rebuilt.
 
-The engine only knows addresses. They are exchanged through the c10d store that torch gives to every group, under keys
-that name the attempt and the generation, so that what a dead attempt left behind in the store is never read:
+The native library only knows addresses. They are exchanged through the c10d store that torch gives to every group,
+under keys that name the attempt and the generation, so that what a dead attempt left behind in the store is never read:
 
     instep/<restarts>/<generation>/host/<rank>         where a rank listens inside its host
     instep/<restarts>/<generation>/network/<rank>      and on the network: only if they do not all share memory
@@ -48,7 +48,7 @@ MAX_CHANNELS = 8
 # How often a rank that waits for its peers looks whether it waits in vain: often at first.
 _LOOK_S = (0.001, 0.05)
 
-# Connections that are open, to be closed before the interpreter ends: the engine's threads must not outlive it.
+# Connections that are open, to be closed before the interpreter ends: the native library's threads must not outlive it.
 _open: weakref.WeakSet[Link] = weakref.WeakSet()
 _numbers = itertools.count()
 
@@ -89,7 +89,7 @@ class Link:
         self._interface = interface
         self._recorded = recorded
         # Where ranks of this group, old and new, find each other when it is reconfigured.
-        self._meeting = self.store
+        self._rendezvous_store = self.store
         self._handle = Handle.new(rank)
         self._uuids: set[int] = set()
         if deferred and not standby.is_waiting():
@@ -182,7 +182,7 @@ class Link:
         self._leave_devices()
         deadline = time.monotonic() + seconds
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.store = PrefixStore(f"instep/reconfigure/{attempt}/{uuid}", self._meeting)
+        self.store = PrefixStore(f"instep/reconfigure/{attempt}/{uuid}", self._rendezvous_store)
         self.rank, self.size = peers.index(self._handle), len(peers)
         self.generation = 1 + self._newest_generation(peers, uuid, seconds)
         self.sequence = self.monitored = 0

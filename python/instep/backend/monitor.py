@@ -1,7 +1,8 @@
 """The barrier that says who has not come.
 
-It goes through the store, not through the engine: nobody's absence aborts the group, so a script can look at the answer
-and go on. Rank 0 counts the others and tells them the verdict, so that every rank names the same absentees.
+It goes through the store, not through the native library, so an absent rank does not abort the group: a script can look
+at the answer and continue. Rank 0 counts the others and tells them the verdict, so that every rank names the same
+absentees.
 
     instep/monitored/<generation>/<number>/<rank>       has come
     instep/monitored/<generation>/<number>/verdict      empty, or the complaint
@@ -26,12 +27,12 @@ def monitored_barrier(link: Link, seconds: float, wait_all_ranks: bool) -> None:
         return
     number, link.monitored = link.monitored, link.monitored + 1
     prefix = f"instep/monitored/{link.generation}/{number}"
-    verdict = f"{prefix}/verdict"
+    outcome = f"{prefix}/verdict"
     limit = f"{seconds * 1000:g} ms"
     if link.rank != 0:
         link.store.set(f"{prefix}/{link.rank}", "")
         # Rank 0 may need all of its own time, and come a little later.
-        complaint = _wait_for(link, verdict, seconds + _GRACE)
+        complaint = _wait_for(link, outcome, seconds + _GRACE)
         if complaint == b"":
             return
         # The words before the colon are those of gloo, which scripts may look for.
@@ -54,7 +55,7 @@ def monitored_barrier(link: Link, seconds: float, wait_all_ranks: bool) -> None:
             missing.append(rank)
             if not wait_all_ranks:
                 break
-    link.store.set(verdict, ",".join(map(str, missing)))
+    link.store.set(outcome, ",".join(map(str, missing)))
     if missing:
         raise _error(f"{_who(missing)} failed to pass monitoredBarrier in {limit}", missing)
 

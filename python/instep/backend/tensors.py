@@ -1,4 +1,4 @@
-"""Tensors as the engine wants them: addresses of plain memory, and the types and reductions by number.
+"""Tensors as the native library wants them: addresses of plain memory, and the types and reductions by number.
 
 What is no plain memory of this process (strided views, CUDA tensors unless `device` takes them, conjugated views)
 travels through a contiguous copy on the host: `Staging` makes it, remembers what must be copied back, and keeps
@@ -33,19 +33,19 @@ _TORCH_NAMES = {
     "complex64": torch.complex64,
     "complex128": torch.complex128,
 }
-# The engine's number of each type it can reduce.
+# The native library's number of each type it can reduce.
 REDUCIBLE = {_TORCH_NAMES[name]: index for index, name in enumerate(DTYPES) if name in _TORCH_NAMES}
 _STRIDED = torch.strided
 # Everything else can be moved.
 BYTES = DTYPES.index("bytes")
 
-# The engine's number of each reduction, by torch's: the names are the same.
+# The native library's number of each reduction, by torch's: the names are the same.
 _BY_VALUE = {getattr(ReduceOp, name).value: index for index, name in enumerate(REDUCTIONS) if hasattr(ReduceOp, name)}
 _PREMUL_SUM = REDUCTIONS.index("PREMUL_SUM")
 
 
 def reduction(reduce_op: object) -> tuple[int, float]:
-    """The engine's number of a reduction, and its factor; torch hands out `ReduceOp` objects and bare names."""
+    """The native library's number of a reduction, and its factor; torch hands out `ReduceOp` objects and bare names."""
     index = _BY_VALUE.get(getattr(getattr(reduce_op, "op", reduce_op), "value", None))
     if index is None:
         raise InvalidCall(f"unknown reduction {reduce_op}")
@@ -62,7 +62,7 @@ def _factor(reduce_op: object) -> float:
 
 
 def reducible(tensor: torch.Tensor, index: int) -> int:
-    """The engine's number of the tensor's type, for a reduction."""
+    """The native library's number of the tensor's type, for a reduction."""
     code = REDUCIBLE.get(tensor.dtype)
     if code is None:
         raise InvalidCall(f"{REDUCTIONS[index]} is not defined for {tensor.dtype}")
@@ -70,7 +70,7 @@ def reducible(tensor: torch.Tensor, index: int) -> int:
 
 
 def movable(tensors: Sequence[torch.Tensor]) -> int:
-    """The engine's number of the tensors' type, for moving them; they must agree on it."""
+    """The native library's number of the tensors' type, for moving them; they must agree on it."""
     dtype = tensors[0].dtype
     for tensor in tensors:
         if tensor.dtype is not dtype:
@@ -91,7 +91,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 class Staging:
-    """The memory of one operation: what the engine reads and writes, and what happens to it afterwards."""
+    """The memory of one operation: what the native library reads and writes, and what happens to it afterwards."""
 
     __slots__ = ("_back", "keep")
 
@@ -101,13 +101,13 @@ class Staging:
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def read(self, tensor: torch.Tensor) -> Memory:
-        """Memory that the engine only reads."""
+        """Memory that the native library only reads."""
         if not is_plain(tensor := settled(tensor)):
             tensor = self._host_copy(tensor)
         return self._lend(tensor)
 
     def update(self, tensor: torch.Tensor) -> Memory:
-        """Memory that the engine reads and then writes."""
+        """Memory that the native library reads and then writes."""
         if not is_plain(tensor := settled(tensor)):
             copy = self._host_copy(tensor)
             self._back.append((tensor, copy))
@@ -115,7 +115,7 @@ class Staging:
         return self._lend(tensor)
 
     def write(self, tensor: torch.Tensor) -> Memory:
-        """Memory that the engine only writes."""
+        """Memory that the native library only writes."""
         if not is_plain(tensor := settled(tensor)):
             refuse_what_has_no_memory(tensor)
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")

@@ -20,8 +20,8 @@ _NO_LIMIT = timedelta(0)
 class Work(TorchWork):
     """An operation under way, or one that has ended if it has no ticket.
 
-    `after` brings results to where the caller wants them; it is called once, on a thread of its own, when the engine is
-    done. Results are there when `wait` returns, when `is_completed()` says so, and in the future.
+    `after` brings results to where the caller wants them; it is called once, on a thread of its own, when the native
+    library is done. Results are there when `wait` returns, when `is_completed()` says so, and in the future.
 
     The future is two: one that is completed here, and what callers get, which fails where the operation has failed.
     Torch offers Python no other way to a future that C++ sees fail: `Future.set_exception` stores the exception as a

@@ -41,9 +41,9 @@ class Bench:
         else:
             # mpirun has no store; LOCAL_RANK is what the torch backends beside it expect.
             os.environ["LOCAL_RANK"] = os.environ.get("OMPI_COMM_WORLD_LOCAL_RANK", str(self._mpi.rank))
-            meeting = f"file://{Path(options.folder, STORE)}"
+            rendezvous = f"file://{Path(options.folder, STORE)}"
             dist.init_process_group(
-                "gloo", init_method=meeting, rank=self._mpi.rank, world_size=self._mpi.size, timeout=TIMEOUT
+                "gloo", init_method=rendezvous, rank=self._mpi.rank, world_size=self._mpi.size, timeout=TIMEOUT
             )
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 

@@ -294,14 +294,14 @@ class Demo:
         """The first thing that is not as it should be."""
         record, options = self._record, self._options
         expected_restarts = 1 if options.kill and not options.keeps_step else 0
-        lineage = final_lineage(record.epochs)
+        counted = epochs_that_count(record.epochs)
         problems = [
             (status is None, f"the job was still running after {DEADLINE_S:.0f} s"),
             (status not in (None, 0), f"instep run ended with status {status}"),
             (options.kill and record.killed_at is None, f"no rank was killed: epoch {KILL_AT_EPOCH} never began"),
             (record.restarts != expected_restarts, f"{record.restarts} restarts, expected {expected_restarts}"),
             (len(record.losses) != options.ranks, f"{len(record.losses)} of {options.ranks} ranks finished training"),
-            (lineage != list(range(TOTAL_EPOCHS)), f"epochs were lost or trained twice: {lineage}"),
+            (counted != list(range(TOTAL_EPOCHS)), f"epochs were lost or trained twice: {counted}"),
             (len(set(record.losses.values())) > 1, f"the ranks disagree on the final loss: {record.losses}"),
             (not all(map(math.isfinite, record.losses.values())), "the final loss is not a number"),
             (self._differs(), "the loss is not that of a training without a kill"),
@@ -377,16 +377,16 @@ def torch_installed() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def final_lineage(epochs: list[tuple[int, int]]) -> list[int]:
+def epochs_that_count(epochs: list[tuple[int, int]]) -> list[int]:
     """The epochs that led to the final weights: a later attempt replaces what it ran again."""
-    lineage: list[int] = []
+    counted: list[int] = []
     last_attempt = 0
     for attempt, epoch in epochs:
         if attempt != last_attempt:
-            lineage = [earlier for earlier in lineage if earlier < epoch]
+            counted = [earlier for earlier in counted if earlier < epoch]
             last_attempt = attempt
-        lineage.append(epoch)
-    return lineage
+        counted.append(epoch)
+    return counted
 
 
 def worker_environment() -> dict[str, str]:

@@ -3,9 +3,9 @@
 Every step ends with a *vote*: a collective that no rank leaves before all have entered it with complete gradients, and
 only after which weights are changed. So when a rank is lost:
 
-- If any survivor has passed vote v, every rank had complete gradients for it: whoever is still in it goes on as if it
-  had passed, and the replacement gets the state after it.
-- If nobody has passed it, nobody's weights have changed: all do the step again.
+- If any survivor has passed vote v, every rank had complete gradients for it: a rank that is still in it continues as
+  if it had passed, and the replacement gets the state after it.
+- If no survivor has passed it, no weights have changed: all do the step again.
 
 Ranks are therefore never more than one vote apart. Here this is a function of what the ranks have said.
 """
@@ -21,8 +21,8 @@ NOBODY = -1
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a rank is: the next vote it has to pass, and whether it has entered it."""
+class RankState:
+    """How far a rank has come: the next vote it has to pass, and whether it has entered it."""
 
     vote: int
     in_vote: bool = False
@@ -46,13 +46,13 @@ class Place:
         ]
 
     @classmethod
-    def decode(cls, numbers: Sequence[int]) -> Place:
+    def decode(cls, numbers: Sequence[int]) -> RankState:
         """From what a peer has sent."""
         vote, in_vote, is_standby, *rest = numbers
         return cls(vote, bool(in_vote), bool(is_standby), *rest)
 
 
-class Verdict(Enum):
+class Decision(Enum):
     """What a rank has to do."""
 
     REDO = "do the step again"
@@ -60,12 +60,12 @@ class Verdict(Enum):
     IMPOSSIBLE = "no rank has the state"
 
 
-def decide(own: Place, places: Sequence[Place]) -> Verdict:
-    """What the rank at `own` has to do, where all ranks of the generation are at these places."""
-    survivors = [place for place in places if not place.standby]
+def decide(own: RankState, states: Sequence[RankState]) -> Decision:
+    """What the rank at `own` has to do, where all ranks of the generation are at these states."""
+    survivors = [state for state in states if not state.standby]
     if not survivors:
-        return Verdict.IMPOSSIBLE
-    newest = max(place.vote for place in survivors)
-    if any(place.vote < newest - 1 or (place.vote < newest and not place.in_vote) for place in survivors):
-        return Verdict.IMPOSSIBLE  # they were not in the same job
-    return Verdict.FORWARD if not own.standby and own.vote < newest else Verdict.REDO
+        return Decision.IMPOSSIBLE
+    newest = max(state.vote for state in survivors)
+    if any(state.vote < newest - 1 or (state.vote < newest and not state.in_vote) for state in survivors):
+        return Decision.IMPOSSIBLE  # they were not in the same job
+    return Decision.FORWARD if not own.standby and own.vote < newest else Decision.REDO

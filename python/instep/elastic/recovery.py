@@ -29,11 +29,11 @@ from instep.backend import link as links
 from instep.backend import standby
 from instep.backend.groups import link_of
 from instep.backend.link import Link
-from instep.elastic import ballot, ddp, transfer, understudy
-from instep.elastic.ballot import NOBODY, Place, Verdict
+from instep.elastic import ballot, ddp, hot_spare, transfer
+from instep.elastic.ballot import NOBODY, Decision, RankState
 from instep.elastic.exchange import Exchange
 from instep.elastic.generations import Generation, Generations
-from instep.elastic.keepers import keeper_of, keepers, own_node
+from instep.elastic.partners import own_node, partner_of, partners
 from instep.elastic.state import State
 from instep.elastic.trees import Tree
 from instep.errors import (
@@ -106,11 +106,11 @@ class Recovery:
         # This rank's private state is kept by a peer, and that of another here: what their next step begins with.
         self._kept = Kept()
         # By rank, who keeps its private state in this generation.
-        self._keepers: list[int] = []
+        self._partners: list[int] = []
         # The vote was passed without us noticing: state has to be handed on when our step is done.
-        self._owes = False
+        self._transfer_pending = False
         self._modules = ddp.modules(state.models)
-        self._exchange = Exchange(self._link, len(Place(0).encode()))
+        self._exchange = Exchange(self._link, len(RankState(0).encode()))
 
     # From the session.
 
@@ -118,19 +118,19 @@ class Recovery:
         """The training begins, or this process takes a lost rank's place in it."""
         self._check()
         if standby.is_waiting():
-            understudy.park()
+            hot_spare.wait_until_needed()
             self._generations.ready(standby.incarnation())
             self._generations.watch(0, self._lost)
             with _ledger.during(_ledger.RESTART):
                 self._join()
         else:
             self._compare_parameters()
-            self._keepers = keepers([place.node for place in self._gather(self._place(in_vote=False))])
+            self._partners = partners([state.node for state in self._gather(self._rank_state(in_vote=False))])
             self._kept = self._exchange_private(self._position.votes)
             self._generations.ready(standby.incarnation())
             self._generations.watch(0, self._lost)
 
-    def vote(self, batches: int = 0, *, in_step: bool = True) -> Verdict:
+    def vote(self, batches: int = 0, *, in_step: bool = True) -> Decision:
         """Whether all ranks have come this far: FORWARD if so, REDO if the step has to be done again, or just the vote.
 
         At both ends of an epoch there is a vote without a step: what the last step did is committed and stays. At its
@@ -139,33 +139,33 @@ class Recovery:
         kept = self._kept
         try:
             kept = self._exchange_private(self._position.votes + 1)
-            places = self._gather(self._place(in_vote=True, settings=self._state.settings(), batches=batches))
+            states = self._gather(self._rank_state(in_vote=True, settings=self._state.settings(), batches=batches))
         except CollectiveError as error:
             if not self.is_loss(error):
                 raise
-            verdict = self._recover(error, in_vote=True, redo=in_step)
-            if verdict is Verdict.REDO:
-                return verdict
+            decision = self._recover(error, in_vote=True, redo=in_step)
+            if decision is Decision.REDO:
+                return decision
             # Some rank has passed the vote, so all had given each other their private state before it.
         else:
-            if any(place.vote != self._position.votes for place in places):
-                raise CannotRecover(f"the ranks are at different steps: {[place.vote for place in places]}")
-            _compare(places)
+            if any(state.vote != self._position.votes for state in states):
+                raise CannotRecover(f"the ranks are at different steps: {[state.vote for state in states]}")
+            _compare(states)
         self._kept = kept
-        return Verdict.FORWARD
+        return Decision.FORWARD
 
     def lost(self, error: BaseException) -> None:
         """A step has failed with this, before its vote: recover, so that it can be done again."""
-        verdict = self._recover(error, in_vote=False)
-        assert verdict is Verdict.REDO
+        decision = self._recover(error, in_vote=False)
+        assert decision is Decision.REDO
 
     def settle(self) -> None:
         """A step is done: hand on the state, if peers wait for that."""
-        if not self._owes:
+        if not self._transfer_pending:
             return
-        self._owes = False
+        self._transfer_pending = False
         try:
-            self._hand_on(redo=False)
+            self._transfer_state(redo=False)
         except LOSSES as error:
             self._recover(error, in_vote=False, redo=False)
 
@@ -183,29 +183,29 @@ class Recovery:
 
     # The protocol.
 
-    def _recover(self, error: BaseException | None, *, in_vote: bool, redo: bool = True) -> Verdict:
+    def _recover(self, error: BaseException | None, *, in_vote: bool, redo: bool = True) -> Decision:
         """Recover from a loss, and from those that follow meanwhile."""
         with _ledger.during(_ledger.RESTART):
-            verdict = self._meet_again(error, in_vote=in_vote, redo=redo)
-            if verdict is Verdict.REDO:
+            decision = self._rejoin(error, in_vote=in_vote, redo=redo)
+            if decision is Decision.REDO:
                 _ledger.abort_attempt()
-            return verdict
+            return decision
 
-    def _meet_again(self, error: BaseException | None, *, in_vote: bool, redo: bool) -> Verdict:
+    def _rejoin(self, error: BaseException | None, *, in_vote: bool, redo: bool) -> Decision:
         while True:
             generation = self._next(error)
             try:
                 self._reconnect(generation)
-                own = self._place(in_vote=in_vote)
-                places = self._gather(own)
-                verdict = ballot.decide(own, places)
-                if verdict is Verdict.IMPOSSIBLE:
+                own = self._rank_state(in_vote=in_vote)
+                states = self._gather(own)
+                decision = ballot.decide(own, states)
+                if decision is Decision.IMPOSSIBLE:
                     raise self._impossible("no rank has the state of the step that was lost")
-                if verdict is Verdict.FORWARD:
-                    self._owes = True
-                    return verdict
-                self._hand_on(redo=redo)
-                return Verdict.REDO
+                if decision is Decision.FORWARD:
+                    self._transfer_pending = True
+                    return decision
+                self._transfer_state(redo=redo)
+                return Decision.REDO
             except LOSSES as next_error:
                 error = next_error
 
@@ -216,18 +216,18 @@ class Recovery:
             generation = self._next(error)
             try:
                 self._reconnect(generation)
-                own = self._place(in_vote=False)
-                if ballot.decide(own, self._gather(own)) is Verdict.IMPOSSIBLE:
+                own = self._rank_state(in_vote=False)
+                if ballot.decide(own, self._gather(own)) is Decision.IMPOSSIBLE:
                     raise self._impossible("every rank that had the state was lost")
-                self._hand_on(redo=False)
+                self._transfer_state(redo=False)
                 standby.has_joined()
                 return
             except LOSSES as next_error:
                 error = next_error
 
-    def _place(self, *, in_vote: bool, settings: int = 0, batches: int = 0) -> Place:
+    def _rank_state(self, *, in_vote: bool, settings: int = 0, batches: int = 0) -> RankState:
         kept = self._kept
-        return Place(
+        return RankState(
             *(self._position.votes, in_vote, standby.is_waiting(), settings, batches),
             *(own_node(), kept.rank, kept.vote),
         )
@@ -268,36 +268,36 @@ class Recovery:
         for each in links.of_this_process():
             each.give_up_before(generation)
 
-    def _hand_on(self, *, redo: bool) -> None:
+    def _transfer_state(self, *, redo: bool) -> None:
         """Give replacements their peers' state; all ranks are at the same step, or become it."""
         if redo:
             self._state.take_back()
         link = self._link
-        places = self._gather(self._place(in_vote=False))
-        donors = [rank for rank, place in enumerate(places) if not place.standby]
-        newcomers = [rank for rank, place in enumerate(places) if place.standby]
-        if not donors or len({places[rank].vote for rank in donors}) != 1:
-            raise self._impossible(f"the ranks are at different steps: {[place.vote for place in places]}")
+        states = self._gather(self._rank_state(in_vote=False))
+        donors = [rank for rank, state in enumerate(states) if not state.standby]
+        newcomers = [rank for rank, state in enumerate(states) if state.standby]
+        if not donors or len({states[rank].vote for rank in donors}) != 1:
+            raise self._impossible(f"the ranks are at different steps: {[state.vote for state in states]}")
         if newcomers:
             if link.rank in donors:
                 tree = {"state": self._state.tree(), "position": asdict(self._position)}
                 transfer.send(link, tree, self._state.buffers(), newcomers, donors)
-                self._hand_back_private(newcomers, places)
+                self._hand_back_private(newcomers, states)
             else:
                 try:
                     received = transfer.receive(link, {"state": self._state.tree()}, donors)
                 except transfer.StateDiffers as error:
                     raise self._impossible(str(error)) from error
-                self._become(*received, places)
+                self._install_state(*received, states)
         for module in self._modules:
             ddp.rebuild(module)
-        self._keepers = keepers([place.node for place in places])
+        self._partners = partners([state.node for state in states])
         self._kept = self._exchange_private(self._position.votes)
-        self._gather(self._place(in_vote=False))
+        self._gather(self._rank_state(in_vote=False))
         if link.rank == donors[0]:
             self._generations.resumed(self._generation, self._position.steps)
 
-    def _become(self, found: Tree, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
+    def _install_state(self, found: Tree, buffers: Sequence[torch.Tensor], states: Sequence[RankState]) -> None:
         self._state.install(found["state"])
         self._state.install_buffers(buffers)
         for field, value in found["position"].items():
@@ -305,15 +305,15 @@ class Recovery:
         if not self._state.has_private():
             return
         rank = self._link.rank
-        keeper = keeper_of(rank, self._position.votes, places)
-        if keeper is None:
+        partner = partner_of(rank, self._position.votes, states)
+        if partner is None:
             raise self._impossible(f"rank {rank} and the rank that kept what only it had were lost together")
-        self._state.install_private(transfer.receive_bytes(self._link, keeper))
+        self._state.install_private(transfer.receive_bytes(self._link, partner))
 
-    def _hand_back_private(self, newcomers: list[int], places: Sequence[Place]) -> None:
+    def _hand_back_private(self, newcomers: list[int], states: Sequence[RankState]) -> None:
         """Give a replacement what the lost rank alone had, if we keep it."""
         for rank in newcomers:
-            if self._state.has_private() and keeper_of(rank, self._position.votes, places) == self._link.rank:
+            if self._state.has_private() and partner_of(rank, self._position.votes, states) == self._link.rank:
                 transfer.send_bytes(self._link, self._kept.state, rank)
 
     def _impossible(self, why: str) -> CannotRecover:
@@ -328,13 +328,13 @@ class Recovery:
         if not self._state.has_private():
             return Kept()
         rank = self._link.rank
-        source = self._keepers.index(rank)
-        return Kept(source, vote, transfer.exchange(self._link, self._state.private(), self._keepers[rank], source))
+        source = self._partners.index(rank)
+        return Kept(source, vote, transfer.exchange(self._link, self._state.private(), self._partners[rank], source))
 
     # Collectives of our own.
 
-    def _gather(self, own: Place) -> list[Place]:
-        return [Place.decode(numbers) for numbers in self._exchange.gather(own.encode())]
+    def _gather(self, own: RankState) -> list[RankState]:
+        return [RankState.decode(numbers) for numbers in self._exchange.gather(own.encode())]
 
     # What is refused.
 
@@ -371,16 +371,16 @@ class Recovery:
             )
 
 
-def _compare(places: Sequence[Place]) -> None:
+def _compare(states: Sequence[RankState]) -> None:
     """What ranks that vote have to have in common."""
-    for rank, place in enumerate(places):
-        if place.batches != places[0].batches:
+    for rank, state in enumerate(states):
+        if state.batches != states[0].batches:
             raise SessionMisuse(
-                f"the loaders have different lengths: rank 0 has {places[0].batches} batches in this epoch, "
-                f"rank {rank} has {place.batches}; one of them would wait for the other in vain\n"
+                f"the loaders have different lengths: rank 0 has {states[0].batches} batches in this epoch, "
+                f"rank {rank} has {state.batches}; one of them would wait for the other in vain\n"
                 "hint: a DistributedSampler gives all ranks the same number of samples"
             )
-        if place.settings != places[0].settings:
+        if state.settings != states[0].settings:
             raise SessionMisuse(
                 f"rank {rank} trains with other settings than rank 0, such as the learning rate\n"
                 "hint: change them in session.step(), after optimizer.step(), and give the session the scheduler"

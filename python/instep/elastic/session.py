@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from instep import _ledger
 from instep.backend import groups
 from instep.elastic import body, data, drill, recovery
-from instep.elastic.ballot import Verdict
+from instep.elastic.ballot import Decision
 from instep.elastic.randomness import derive, seed_all
 from instep.elastic.recovery import CannotRecover, Position, Recovery
 from instep.elastic.replay import Replay
@@ -233,7 +233,7 @@ class Session:
             _ledger.abort_attempt()
             raise _Redo
         drill.reached(drill.VOTE)
-        if self._recovery is not None and self._recovery.vote() is Verdict.REDO:
+        if self._recovery is not None and self._recovery.vote() is Decision.REDO:
             self._forget_replay()
             raise _Redo
         self._position.votes += 1
@@ -300,7 +300,7 @@ class Session:
 
     def _vote_between_steps(self, batches: int = 0) -> None:
         while self._recovery is not None:
-            if self._recovery.vote(batches, in_step=False) is Verdict.FORWARD:
+            if self._recovery.vote(batches, in_step=False) is Decision.FORWARD:
                 break
         self._position.votes += 1
 

@@ -129,7 +129,7 @@ def main() -> None:
 
     dies_in(recovery.Recovery, "vote", "ballot")
     dies_in(recovery.Recovery, "_reconnect", "reconnect")
-    dies_in(recovery.Recovery, "_hand_on", "compare")
+    dies_in(recovery.Recovery, "_transfer_state", "compare")
     dies_in(transfer, "send", "send")
     dies_in(transfer, "receive", "receive")
     dies_in(ddp, "rebuild", "rebuild")

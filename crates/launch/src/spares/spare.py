@@ -116,9 +116,9 @@ def _await_call(channel, nice, before, rehearsed):
 
 def _rehearses(channel, nice, before):
     """Whether the script may run up to its loop, before anybody is lost; it then waits there."""
-    from instep.elastic import understudy
+    from instep.elastic import hot_spare
 
-    if not understudy.sessions_begin(channel.fileno()):
+    if not hot_spare.sessions_begin(channel.fileno()):
         return False  # somebody was lost already, or the launcher is gone
     channel.send(b"rehearsing")
 
@@ -126,7 +126,7 @@ def _rehearses(channel, nice, before):
         channel.send(b"parked")
         _await_call(channel, nice, before, rehearsed=True)
 
-    understudy.park_with(wait)
+    hot_spare.wait_with(wait)
     return True
 
 

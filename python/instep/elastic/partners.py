@@ -1,4 +1,4 @@
-"""Who keeps what only one rank has: a peer on another node, where there is one.
+"""Partners: each rank has a peer that keeps what only it has, on another node where there is one.
 
 Ranks move to other nodes when theirs is lost, so this is found out anew in every generation.
 """
@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 
-from instep.elastic.ballot import NOBODY, Place
+from instep.elastic.ballot import NOBODY, RankState
 
 
 def own_node() -> int:
@@ -18,7 +18,7 @@ def own_node() -> int:
     return int(value) if value.isdecimal() else 0
 
 
-def keepers(nodes: Sequence[int]) -> list[int]:
+def partners(nodes: Sequence[int]) -> list[int]:
     """By rank, who keeps its private state, where the ranks are on these nodes. Every rank keeps that of one.
 
     The ranks in the order of their nodes, moved on by as many as the largest node has: so none stays within its own
@@ -33,7 +33,7 @@ def keepers(nodes: Sequence[int]) -> list[int]:
     return found
 
 
-def keeper_of(rank: int, vote: int, places: Sequence[Place]) -> int | None:
-    """Which survivor has what a lost rank began this vote with; None if nobody has."""
-    has = (keeper for keeper, place in enumerate(places) if (place.keeps, place.kept_at) == (rank, vote))
-    return next((keeper for keeper in has if rank != NOBODY and not places[keeper].standby), None)
+def partner_of(rank: int, vote: int, states: Sequence[RankState]) -> int | None:
+    """Which survivor has what a lost rank began this vote with; None if none has."""
+    has = (partner for partner, state in enumerate(states) if (state.keeps, state.kept_at) == (rank, vote))
+    return next((partner for partner in has if rank != NOBODY and not states[partner].standby), None)

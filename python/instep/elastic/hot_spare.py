@@ -1,7 +1,7 @@
 """A hot spare: a process that has run the script up to its loop as a rank that is alive, in case that one is lost.
 
 It runs in a spare interpreter of `instep run --recover step --spares hot`, which holds the other end: `sessions_begin`
-says when the script may run, `park` stops it where its loop begins.
+says when the script may run, `wait_until_needed` stops it where its loop begins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from instep import _ledger
 from instep.elastic.generations import Generations
 
-# How long to wait at a time for sessions, between looks whether the launcher calls.
+# How long to wait at a time for sessions, between checks whether the launcher calls.
 _LOOK_S = 0.25
 
 _wait: Callable[[], None] | None = None
@@ -37,13 +37,13 @@ def sessions_begin(channel: int) -> bool:
     return False
 
 
-def park_with(wait: Callable[[], None]) -> None:
-    """Have `park` wait with this."""
+def wait_with(wait: Callable[[], None]) -> None:
+    """Have `wait_until_needed` wait with this."""
     global _wait
     _wait = wait
 
 
-def park() -> None:
+def wait_until_needed() -> None:
     """Wait until this process is to take a lost rank's place, if it is a hot spare."""
     global _wait
     wait, _wait = _wait, None

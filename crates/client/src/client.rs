@@ -41,18 +41,18 @@ pub struct Settings {
     /// A file of PEM certificates to trust instead of the public ones.
     pub certificates: Option<PathBuf>,
     /// For how long a call is tried again when the master cannot be reached or is unavailable.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Settings {
-    /// The usual ones: public certificates, a patience of ten seconds.
+    /// The usual ones: public certificates, ten seconds until a call is given up.
     pub fn at(address: Address) -> Settings {
         Settings::of(address.into())
     }
 
     /// The same for several.
     pub fn of(addresses: Addresses) -> Settings {
-        Settings { addresses, certificates: None, patience: Duration::from_secs(10) }
+        Settings { addresses, certificates: None, timeout: Duration::from_secs(10) }
     }
 }
 
@@ -69,7 +69,7 @@ pub enum Repeat {
 pub struct Client {
     agent: Agent,
     masters: Arc<Masters>,
-    patience: Duration,
+    timeout: Duration,
     session: RwLock<Session>,
 }
 
@@ -121,7 +121,7 @@ impl Client {
         Ok(Client {
             agent: Agent::with_parts(config, connector, NameResolver::default()),
             masters,
-            patience: settings.patience,
+            timeout: settings.timeout,
             session: RwLock::new(Session::default()),
         })
     }
@@ -281,7 +281,7 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|error| self.protocol_error(format!("{method} {path}: {error}")))
     }
 
-    /// Tries until it works, cannot work, or patience is used up; renews the session once.
+    /// Tries until it works, cannot work, or the time is over; renews the session once.
     fn with_retries<T>(&self, repeat: Repeat, attempt: impl Fn() -> Result<T>) -> Result<T> {
         match self.retry(repeat, &attempt) {
             Err(error) if error.is_unauthenticated() && self.renew()? => self.retry(repeat, &attempt),
@@ -305,7 +305,7 @@ impl Client {
                 continue;
             }
             asked = 1;
-            let left = self.patience.saturating_sub(begin.elapsed());
+            let left = self.timeout.saturating_sub(begin.elapsed());
             match backoff.pause_within(left).filter(|_| again) {
                 Some(pause) => thread::sleep(pause),
                 None => return Err(error),

@@ -11,7 +11,7 @@
 //! use instep_client::{Client, Credentials, Settings};
 //!
 //! # fn main() -> Result<(), instep_client::Error> {
-//! let settings = Settings { patience: Duration::from_secs(5), ..Settings::at("localhost:8080".parse()?) };
+//! let settings = Settings { timeout: Duration::from_secs(5), ..Settings::at("localhost:8080".parse()?) };
 //! let client = Client::new(settings)?;
 //! client.login(Credentials::new("determined", ""))?;
 //! let found: GetExperimentResponse = client.get("/api/v1/experiments/1")?;
@@ -22,7 +22,7 @@
 //! Promises:
 //!
 //! 1. A call that may be repeated (every method but POST, and POST where the caller says so) is repeated after a lost
-//!    connection and after "unavailable", with growing pauses, until [`Settings::patience`] is used up. A call that may
+//!    connection and after "unavailable", with growing pauses, until [`Settings::timeout`] is over. A call that may
 //!    not is repeated only when it cannot have arrived.
 //! 2. Every wait has a deadline: connecting, sending, and each silence while an answer comes.
 //! 3. A session that has run out is renewed once, if the client logged in with [`Client::login`].

@@ -65,13 +65,13 @@ impl Preemption {
         Ok(Preemption { shared })
     }
 
-    /// Whether to make room. Waits for the master's first answer, `patience` at most, so that a task that starts while
+    /// Whether to make room. Waits for the master's first answer, `timeout` at most, so that a task that starts while
     /// it should stop learns so in its first step; a master that does not answer asks for nothing.
-    pub fn preempt(&self, patience: Duration) -> Result<bool, String> {
+    pub fn preempt(&self, timeout: Duration) -> Result<bool, String> {
         if self.shared.preempt.load(Ordering::Acquire) {
             return Ok(true);
         }
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut state = self.shared.lock();
         while !state.answered && state.refused.is_none() {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -62,12 +62,12 @@ pub struct Destination<'a> {
     pub token: Option<&'a str>,
     /// Bytes of a message from the master.
     pub longest_message: usize,
-    /// How long the master may take for each answer until there is a websocket: see [`patience`].
-    pub patience: Duration,
+    /// How long the master may take for each answer until there is a websocket: see [`answer_timeout`].
+    pub timeout: Duration,
 }
 
 /// How long one of so many masters may be silent before there is a websocket.
-pub fn patience(masters: &Addresses) -> Duration {
+pub fn answer_timeout(masters: &Addresses) -> Duration {
     if masters.count() > 1 { ONE_OF_SEVERAL } else { ONLY_ONE }
 }
 
@@ -119,7 +119,7 @@ impl Destination<'_> {
     pub fn open(&self) -> Result<WebSocket<Stream>, SocketError> {
         let master = self.master;
         let broken = |why: String| SocketError::Broken { master: master.to_string(), why };
-        let socket = connect(master.host(), master.port(), self.patience).map_err(broken)?;
+        let socket = connect(master.host(), master.port(), self.timeout).map_err(broken)?;
         let stream = if master.is_encrypted() {
             let connection = Tls::new(self.certificates).and_then(|tls| tls.connection(master)).map_err(broken)?;
             Stream::Encrypted(Box::new(StreamOwned::new(connection, socket)))
@@ -171,19 +171,19 @@ fn hint_of_tls(error: &rustls::Error) -> Option<&'static str> {
     }
 }
 
-fn connect(host: &str, port: u16, patience: Duration) -> Result<TcpStream, String> {
+fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStream, String> {
     let unknown = |why: &str| {
         let hint = format!("check the name: `getent hosts {host}` shows what this machine knows of it");
         format!("`{host}` does not resolve: {why}\nhint: {hint}")
     };
     let mut last = unknown("it has no address");
-    let deadline = Instant::now() + patience.min(3 * CONNECT);
+    let deadline = Instant::now() + timeout.min(3 * CONNECT);
     for address in (host, port).to_socket_addrs().map_err(|error| unknown(&error.to_string()))? {
         if Instant::now() > deadline {
             break;
         }
         let connected = TcpStream::connect_timeout(&address, CONNECT);
-        match connected.and_then(|socket| prepared(socket, patience)) {
+        match connected.and_then(|socket| prepared(socket, timeout)) {
             Ok(socket) => return Ok(socket),
             Err(error) => last = error.to_string(),
         }
@@ -191,10 +191,10 @@ fn connect(host: &str, port: u16, patience: Duration) -> Result<TcpStream, Strin
     Err(last)
 }
 
-fn prepared(socket: TcpStream, patience: Duration) -> io::Result<TcpStream> {
+fn prepared(socket: TcpStream, timeout: Duration) -> io::Result<TcpStream> {
     socket.set_nodelay(true)?;
     // For the handshakes; later reads have their own.
-    socket.set_read_timeout(Some(patience))?;
+    socket.set_read_timeout(Some(timeout))?;
     socket.set_write_timeout(Some(WRITE))?;
     Ok(socket)
 }
@@ -217,9 +217,9 @@ mod tests {
     fn a_master_that_accepts_and_says_nothing_is_given_up() {
         let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
         let master: Address = frozen.local_addr().unwrap().to_string().parse().unwrap();
-        let patience = Duration::from_millis(200);
+        let timeout = Duration::from_millis(200);
         let destination =
-            Destination { master: &master, certificates: None, path: "/x", token: None, longest_message: 1, patience };
+            Destination { master: &master, certificates: None, path: "/x", token: None, longest_message: 1, timeout };
         let begin = Instant::now();
         assert!(matches!(destination.open(), Err(SocketError::Broken { .. })));
         assert!(begin.elapsed() < ONE_OF_SEVERAL, "{:?}", begin.elapsed());
@@ -239,9 +239,9 @@ mod tests {
             let _ = io::Write::write_all(&mut socket, answer);
         });
         let master: Address = master.parse().unwrap();
-        let patience = Duration::from_secs(5);
+        let timeout = Duration::from_secs(5);
         let destination =
-            Destination { master: &master, certificates: None, path: "/x", token: None, longest_message: 1, patience };
+            Destination { master: &master, certificates: None, path: "/x", token: None, longest_message: 1, timeout };
         let said = destination.open().err().unwrap().to_string();
         answering.join().unwrap();
         said
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn several_masters_are_waited_for_less_than_one() {
-        let of = |text: &str| patience(&text.parse().unwrap());
+        let of = |text: &str| answer_timeout(&text.parse().unwrap());
         assert_eq!((of("a"), of("a,b")), (ONLY_ONE, ONE_OF_SEVERAL));
     }
 }

@@ -8,14 +8,14 @@
 //! The queue needs no bound of its own: it holds at most one entry per operation under way, and groups bound these.
 //!
 //! Shutdown: [`stop`], before the interpreter ends, because a thread that wants it afterwards would take the process down.
-//! Threads are joined then, except one that is stuck in a callback, which is left behind after [`PATIENCE`].
+//! Threads are joined then, except one that is stuck in a callback, which is left behind after [`JOIN_TIMEOUT`].
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const MOST_THREADS: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(5);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Delivery = Box<dyn FnOnce() + Send>;
 
@@ -77,7 +77,7 @@ fn work() {
 
 /// Delivers what is waiting, ends the threads and waits for them. The interpreter must not be held.
 pub(crate) fn stop() {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + JOIN_TIMEOUT;
     let mut pool = lock();
     if pool.process != std::process::id() {
         return;

@@ -29,7 +29,7 @@ use crate::ledger;
 /// How long the interpreter is asked for.
 const INTERPRETER_WITHIN: Duration = Duration::from_secs(1);
 /// How long the end waits for a thread that is about to get the interpreter.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What this process did last, in a file.
 #[pyclass(frozen, module = "instep._native")]
@@ -153,7 +153,7 @@ impl Watcher {
         if self.pipe.write_all(&0u64.to_le_bytes()).is_ok() {
             let _ = self.thread.join();
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.shared.asking.load(Ordering::Acquire) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }

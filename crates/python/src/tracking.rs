@@ -26,8 +26,8 @@ impl MasterClient {
     #[pyo3(signature = (address, *, certificates=None, patience=10.0))]
     fn new(py: Python<'_>, address: &str, certificates: Option<String>, patience: f64) -> PyResult<MasterClient> {
         let addresses: Addresses = address.parse().map_err(|error| errors::client(py, &error))?;
-        let patience = errors::duration(patience)?;
-        let settings = Settings { addresses, certificates: certificates.map(Into::into), patience };
+        let timeout = errors::duration(patience)?;
+        let settings = Settings { addresses, certificates: certificates.map(Into::into), timeout };
         let client = Client::new(settings).map_err(|error| errors::client(py, &error))?;
         Ok(MasterClient { client: Arc::new(client) })
     }
@@ -120,14 +120,14 @@ impl Reporter {
 
     /// Wait until everything queued so far is stored; None, or how many are left and why.
     fn flush(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<(usize, String)>> {
-        let patience = bounded(timeout)?;
-        Ok(left(py.detach(|| self.reporter.flush(patience))))
+        let timeout = bounded(timeout)?;
+        Ok(left(py.detach(|| self.reporter.flush(timeout))))
     }
 
     /// Send what is left and end; None, or how many are left and why.
     fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<(usize, String)>> {
-        let patience = bounded(timeout)?;
-        Ok(left(py.detach(|| self.reporter.close(patience))))
+        let timeout = bounded(timeout)?;
+        Ok(left(py.detach(|| self.reporter.close(timeout))))
     }
 }
 
@@ -145,10 +145,10 @@ impl Preemption {
         Ok(Preemption { preemption: instep_client::Preemption::watch(client.client.clone(), allocation)? })
     }
 
-    /// Whether to make room; only the first call may have to wait, `patience` seconds at most.
-    fn preempt(&self, py: Python<'_>, patience: f64) -> PyResult<bool> {
-        let patience = bounded(patience)?;
-        py.detach(|| self.preemption.preempt(patience)).map_err(PyRuntimeError::new_err)
+    /// Whether to make room; only the first call may have to wait, `timeout` seconds at most.
+    fn preempt(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = bounded(timeout)?;
+        py.detach(|| self.preemption.preempt(timeout)).map_err(PyRuntimeError::new_err)
     }
 
     /// What people should know, once.

@@ -42,10 +42,10 @@ impl Link {
         master: &Address,
         certificates: Option<&Path>,
         token: &str,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Link, LinkError> {
         let (token, longest_message) = (Some(token), LONGEST_MESSAGE);
-        let destination = Destination { master, certificates, path: PATH, token, longest_message, patience };
+        let destination = Destination { master, certificates, path: PATH, token, longest_message, timeout };
         match destination.open() {
             Ok(socket) => Ok(Link { socket }),
             Err(SocketError::Answered { status: 401 | 403, said, .. }) => {

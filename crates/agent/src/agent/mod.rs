@@ -352,8 +352,8 @@ impl Agent<'_> {
             Err(NoToken::NotLoggedIn(why)) if self.machine.is_none() => return Err(AgentError::Refused(why)),
             Err(NoToken::NotLoggedIn(why) | NoToken::Later(why)) => return Ok(Disconnected::Broken(why)),
         };
-        let patience = websocket::patience(&self.options.masters);
-        let opened = Link::open(self.master(), self.options.certificates.as_deref(), &token, patience);
+        let timeout = websocket::answer_timeout(&self.options.masters);
+        let opened = Link::open(self.master(), self.options.certificates.as_deref(), &token, timeout);
         let mut link = match opened {
             Ok(link) => link,
             Err(LinkError::Refused(why)) => return Err(AgentError::Refused(why)),

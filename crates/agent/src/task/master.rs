@@ -20,7 +20,7 @@ const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(600);
 pub fn connect(order: &TaskOrder) -> Result<Client> {
     let settings = Settings {
         certificates: order.machine.certificates.clone(),
-        patience: PATIENCE,
+        timeout: PATIENCE,
         ..Settings::of(addresses(order).parse()?)
     };
     let client = Client::new(settings)?;

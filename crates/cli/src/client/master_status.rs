@@ -180,7 +180,7 @@ pub(super) fn run(arguments: &MasterStatusArguments) -> anyhow::Result<()> {
     let mut found: Vec<Status> = Vec::new();
     while let Some(address) = wanted.get(found.len()).cloned().filter(|_| found.len() < MOST) {
         let settings =
-            Settings { certificates: certificates.clone(), patience: Duration::ZERO, ..Settings::at(address.clone()) };
+            Settings { certificates: certificates.clone(), timeout: Duration::ZERO, ..Settings::at(address.clone()) };
         let status = Status::of(&address, Client::new(settings)?.health());
         let leader = status.leader.as_ref().and_then(|leader| leader.parse().ok());
         wanted.extend(leader.filter(|leader| !wanted.contains(leader)));

@@ -24,7 +24,7 @@ const DEFAULT_MASTER: &str = "http://127.0.0.1:8080";
 /// Who speaks if nobody is named.
 const DEFAULT_USER: &str = "determined";
 /// A person waits: a master that is not there is reported soon.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A session that is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,7 +97,7 @@ pub(super) fn administrator(common: &Common, needed: &str, hint: &'static str) -
 /// A client of the master that is meant; it has not said who it is.
 pub(super) fn without_session(common: &Common) -> anyhow::Result<Client> {
     let (addresses, certificates) = master(common)?;
-    let settings = Settings { certificates, patience: PATIENCE, ..Settings::of(addresses) };
+    let settings = Settings { certificates, timeout: TIMEOUT, ..Settings::of(addresses) };
     Ok(Client::new(settings)?)
 }
 

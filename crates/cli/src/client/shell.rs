@@ -336,7 +336,7 @@ fn carry(common: &Common, task: &str) -> anyhow::Result<()> {
             path: &path,
             token: None,
             longest_message: LONGEST_MESSAGE,
-            patience: websocket::patience(&masters),
+            timeout: websocket::answer_timeout(&masters),
         }
         .open()
     };

@@ -233,7 +233,7 @@ fn without_leader(options: &Options, presence: &Presence) -> Option<String> {
     let address = companion::reachable(presence.address.as_deref()?);
     let named = ["INSTEP_MASTER_CERT_FILE", "DET_MASTER_CERT_FILE"].into_iter().find_map(std::env::var_os);
     let certificates = companion::own_certificate(&options.database, &address).or(named.map(PathBuf::from));
-    let settings = Settings { certificates, patience: Duration::ZERO, ..Settings::at(address.parse().ok()?) };
+    let settings = Settings { certificates, timeout: Duration::ZERO, ..Settings::at(address.parse().ok()?) };
     let client = Client::new(settings).ok()?;
     let deadline = Instant::now() + LEADER_DEADLINE;
     loop {

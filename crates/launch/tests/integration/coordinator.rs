@@ -230,7 +230,7 @@ fn what_all_nodes_see_of_a_hang_reaches_the_first_once() {
     second.start();
     second.say(&ToCoordinator::Overdue {});
     let asked = |launcher: &mut Launcher| match launcher.next_message() {
-        Some(FromCoordinator::Diagnose(examination)) => examination,
+        Some(FromCoordinator::Diagnose(request)) => request,
         other => panic!("expected to be asked, heard {other:?}"),
     };
     let (one, two) = (asked(&mut first), asked(&mut second));

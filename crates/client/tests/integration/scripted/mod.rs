@@ -79,6 +79,6 @@ fn respond(mut stream: &TcpStream, status: u16, body: &str) {
 }
 
 /// A client of it.
-pub fn client(address: &str, patience: Duration) -> Client {
-    Client::new(Settings { patience, ..Settings::at(address.parse().unwrap()) }).unwrap()
+pub fn client(address: &str, timeout: Duration) -> Client {
+    Client::new(Settings { timeout, ..Settings::at(address.parse().unwrap()) }).unwrap()
 }

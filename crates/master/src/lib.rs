@@ -17,6 +17,7 @@
 //! - `audit` is who did what, recorded by the router and read by administrators.
 //! - `ssh_keys` makes the keys that open shells.
 //! - `sites` knows where browsers find the master and, at another origin, the pages of tasks; `task_access` who may open those.
+//!   `strangers` bounds the connections of callers who have not said who they are.
 //! - `standby` is one of several masters that does not lead: its `http::leader_proxy` forwards requests to the one that does.
 //! - `listener` takes connections, plain or with `encryption`; `peer` knows who is at the other end.
 //!

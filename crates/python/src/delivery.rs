@@ -1,6 +1,6 @@
 //! Threads that call back into Python when operations end.
 //!
-//! Threads of the engine never do that themselves: a callback needs the interpreter, may take as long as it likes, and may
+//! Threads of the collectives never do that themselves: a callback needs the interpreter, may take as long as it likes, and may
 //! wait for another operation of the same group, as communication hooks do. So there is a pool for the process. It grows
 //! by a thread when something is to be delivered while all others are inside callbacks; a callback that waits for what
 //! another callback brings can therefore not wait for ever, up to [`MOST_THREADS`] of them.

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use instep_collectives::{DeviceGroup as Engine, DeviceTicket as EngineTicket};
+use instep_collectives as collectives;
 use pyo3::prelude::{Py, PyAny, PyRef, PyResult, Python};
 use pyo3::{pyclass, pymethods};
 
@@ -13,7 +13,7 @@ use crate::errors;
 /// The ranks of a group, on the GPU they share.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct DeviceGroup {
-    engine: Mutex<Option<Arc<Engine>>>,
+    group: Mutex<Option<Arc<collectives::DeviceGroup>>>,
     stream: usize,
     is_shared: bool,
     label: Arc<str>,
@@ -22,7 +22,7 @@ pub(crate) struct DeviceGroup {
 /// An operation that the GPU has been given, or will be.
 #[pyclass(frozen, module = "instep._native")]
 pub(crate) struct DeviceTicket {
-    ticket: EngineTicket,
+    ticket: collectives::DeviceTicket,
     label: Arc<str>,
 }
 
@@ -56,11 +56,11 @@ impl DeviceGroup {
     ) -> PyResult<(Option<DeviceGroup>, Option<String>)> {
         let (timeout, label) = (errors::duration(timeout)?, group.label());
         let (signals, home) = (group.connected(py)?, home.connected(py)?);
-        let connected = py.detach(|| Engine::connect(signals, &home, ordinal, share, pin, timeout));
-        match connected.map_err(|error| errors::collectives(py, &error, &label))? {
-            Ok(engine) => {
-                let (stream, is_shared) = (engine.stream(), engine.is_shared());
-                Ok((Some(DeviceGroup { engine: Mutex::new(Some(Arc::new(engine))), stream, is_shared, label }), None))
+        let outcome = py.detach(|| collectives::DeviceGroup::connect(signals, &home, ordinal, share, pin, timeout));
+        match outcome.map_err(|error| errors::collectives(py, &error, &label))? {
+            Ok(group) => {
+                let (stream, is_shared) = (group.stream(), group.is_shared());
+                Ok((Some(DeviceGroup { group: Mutex::new(Some(Arc::new(group))), stream, is_shared, label }), None))
             }
             Err(reason) => Ok((None, Some(reason))),
         }
@@ -69,7 +69,7 @@ impl DeviceGroup {
     /// Whether a type can be reduced so on the GPU.
     #[staticmethod]
     fn can_reduce(dtype: usize, reduce: usize) -> PyResult<bool> {
-        Ok(Engine::can_reduce(data_type(dtype)?, reduction(reduce, 1.0)?))
+        Ok(collectives::DeviceGroup::can_reduce(data_type(dtype)?, reduction(reduce, 1.0)?))
     }
 
     /// Whether the ranks share a GPU, and exchange on it what is not small.
@@ -95,10 +95,10 @@ impl DeviceGroup {
     ) -> PyResult<DeviceTicket> {
         let timeout = errors::duration(timeout)?;
         let operations = operations.iter().map(|operation| operation.get()).collect();
-        let engine = self.engine(py)?;
+        let group = self.connected(py)?;
         // Somebody else's operation may be under way, so not with the interpreter's lock.
         // SAFETY: the caller's promise: see the documentation of the module.
-        let begun = py.detach(|| unsafe { engine.submit(operations, stream, timeout) });
+        let begun = py.detach(|| unsafe { group.submit(operations, stream, timeout) });
         let ticket = begun.map_err(|error| errors::collectives(py, &error, &self.label))?;
         ticket.ticket.when_finished(move |_| drop(keep));
         Ok(DeviceTicket { ticket, label: Arc::clone(&self.label) })
@@ -115,29 +115,29 @@ impl DeviceGroup {
     ) -> PyResult<bool> {
         let timeout = errors::duration(timeout)?;
         let operations = operations.iter().map(|operation| operation.get()).collect();
-        let engine = self.engine(py)?;
+        let group = self.connected(py)?;
         // SAFETY: the caller's promise: see the documentation of the module.
-        let done = py.detach(|| unsafe { engine.run(operations, stream, timeout) });
+        let done = py.detach(|| unsafe { group.run(operations, stream, timeout) });
         done.map_err(|error| errors::collectives(py, &error, &self.label))
     }
 
     /// Fail everything under way, here and on the peers; nothing if it is closed.
     fn abort(&self) {
-        if let Some(engine) = self.engine.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
-            engine.abort();
+        if let Some(group) = self.group.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
+            group.abort();
         }
     }
 
     /// Wait for what is under way, and give the memory back.
     fn close(&self, py: Python<'_>) {
-        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(engine));
+        let group = self.group.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(group));
     }
 }
 
 impl DeviceGroup {
-    fn engine(&self, py: Python<'_>) -> PyResult<Arc<Engine>> {
-        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        engine.ok_or_else(|| errors::closed_group(py, &self.label))
+    fn connected(&self, py: Python<'_>) -> PyResult<Arc<collectives::DeviceGroup>> {
+        let group = self.group.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        group.ok_or_else(|| errors::closed_group(py, &self.label))
     }
 }

@@ -14,8 +14,8 @@
 //! Trouble is reported once. Modules that cannot be imported end the whole attempt to keep spares; a spare that dies
 //! otherwise is made again, [`MAX_DEATHS`] times for each slot.
 //!
-//! A shared spare waits in the slot of a local rank as good as any: what is different for another one, environment and CPUs,
-//! it is given when it is woken. Whether a stream is a file Python finds out at its start, so that it serves no rank for
+//! A shared spare waits in any local rank's slot: what is different for another rank, environment and CPUs, it is given
+//! when it is woken. Whether a stream is a file Python finds out at its start, so that it serves no rank for
 //! which that is different.
 //!
 //! A hot spare is one of its round: it has the rank and the store of that, so that all of them end with it.

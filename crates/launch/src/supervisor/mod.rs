@@ -14,9 +14,8 @@
 //!
 //! The parts of the loop own their state: `polling` is where it sleeps, `timers` when it wakes, `leadership` its relation
 //! to the coordinator, `local_workers` the processes, `round` what is known of the rounds. `phase` has the states above, and
-//! `stopping` is how the workers are ended. In an elastic job the
-//! coordinator may be lost: `failover` is what the loop does then. Under `--recover step`, `recovery` replaces single workers
-//! while the node stays in Running.
+//! `stopping` is how the workers are ended. In an elastic job the coordinator may be lost: `failover` is what the loop does
+//! then. Under `--recover step`, `recovery` replaces single workers while the node stays in Running.
 //!
 //! Shutdown order: workers, then their output, then the relay of the store, then the server (which flushes what others still have to hear), then
 //! the guardian.

@@ -135,6 +135,26 @@ def test_the_way_a_script_ends_is_the_state_of_its_trial(
     assert (line["stdtype"], line["rankId"]) == ("stderr", 0)
 
 
+def test_an_error_within_the_block_is_in_the_log_of_its_trial(
+    run: Runner, python: Path, settings: Settings, api: Client
+) -> None:
+    script = "import instep.core, sys\nwith instep.core.init():\n    print('hello')\n    {}"
+    boom = run(python, "-c", script.format("raise RuntimeError('boom')"), env=settings).expect(1)
+    run(python, "-c", script.format("sys.exit('no data')"), env=settings).expect(1)
+    run(python, "-c", script.format("sys.exit(3)"), env=settings).expect(3)
+
+    def log(trial: int) -> list[tuple[str, str]]:
+        lines = list(api.lines(f"/api/v1/trials/{trial}/logs"))
+        assert api("GET", f"/api/v1/trials/{trial}")["trial"]["state"] == "STATE_ERROR"
+        return [(line["stdtype"], line["log"].rstrip("\n")) for line in lines]
+
+    assert ("stderr", "Traceback (most recent call last):") in log(1)
+    assert ("stderr", "RuntimeError: boom") in log(1)
+    assert boom.stderr.count("RuntimeError: boom") == 1, "the terminal is told by Python"
+    assert ("stderr", "no data") in log(2) and ("stdout", "hello") in log(2)
+    assert log(3) == [("stdout", "hello")]
+
+
 def test_a_forked_process_neither_reports_nor_ends_the_trial(
     run: Runner, python: Path, settings: Settings, api: Client
 ) -> None:

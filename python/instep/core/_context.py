@@ -95,6 +95,8 @@ class Context:
         self.preempt.close()
         self.distributed.close()
         if self._output is not None:
+            if error is not None:
+                self._output.record_error(error)
             self._output.close()
         if self._tracking is not None:
             self._end(self._tracking, failed)

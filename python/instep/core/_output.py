@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -30,13 +31,17 @@ class Tee:
     def write(self, text: str) -> int:
         """Write to the stream, and queue the lines that are complete now."""
         written = self._stream.write(text)
+        self.record(text)
+        return written
+
+    def record(self, text: str) -> None:
+        """Queue the lines that are complete now; the stream itself is given them elsewhere."""
         # A print within a signal handler or a finalizer must not wait for the one it interrupted.
         if self._open and self._lock.acquire(timeout=0.1):
             try:
                 self._ship(text)
             finally:
                 self._lock.release()
-        return written
 
     def writelines(self, lines: Any) -> None:  # noqa: ANN401
         """Write several."""
@@ -80,6 +85,17 @@ class Output:
         }
         for name, tee in self._tees.items():
             setattr(sys, name, tee)
+
+    def record_error(self, error: BaseException) -> None:
+        """Send what Python will say of an error on stderr when the streams are given back."""
+        tee = self._tees.get("stderr")
+        if isinstance(error, SystemExit):
+            # Python says its message alone, and nothing of an exit code.
+            said = "" if error.code is None or isinstance(error.code, int) else f"{error.code}\n"
+        else:
+            said = "".join(traceback.format_exception(error))
+        if tee is not None and said:
+            tee.record(said)
 
     def close(self) -> None:
         """Give the streams back, unless somebody replaced them meanwhile."""

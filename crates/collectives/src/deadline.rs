@@ -22,6 +22,9 @@ impl NewestGeneration {
     }
 }
 
+/// How often ranks that wait for each other while they connect look whether they wait in vain.
+pub(crate) const LOOK: Duration = Duration::from_millis(10);
+
 /// How long ranks wait for each other while they connect.
 #[derive(Clone, Debug)]
 pub(crate) struct Deadline {
@@ -31,13 +34,11 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// Of a group that is connected already.
+    /// Which no later generation ends.
+    #[cfg(test)]
     pub(crate) fn fixed(at: Instant) -> Deadline {
         Deadline { at, generation: 0, newest: NewestGeneration::default() }
     }
-
-    /// How often a wait looks whether a later generation has begun.
-    const LOOK: Duration = Duration::from_millis(10);
 
     /// Whether a later generation has begun, so that who is awaited may be lost.
     pub(crate) fn is_superseded(&self) -> bool {
@@ -50,6 +51,6 @@ impl Deadline {
 
     /// How long to sleep before the next look.
     pub(crate) fn nap(&self) -> Duration {
-        until(self.at).min(Deadline::LOOK)
+        until(self.at).min(LOOK)
     }
 }

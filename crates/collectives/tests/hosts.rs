@@ -1,10 +1,18 @@
 //! Groups over several hosts with several ranks each: shared memory inside, TCP between. Here hosts are names.
+#![expect(
+    unsafe_code,
+    clippy::unwrap_used,
+    reason = "a test that gives an operation raw memory, in a function of its own"
+)]
 
 mod ranks;
 
 use std::time::{Duration, Instant};
 
-use instep_collectives::{Address, Bound, DataType, Error, Group, Options, Rank, Reduction, Secret};
+use instep_collectives::{
+    Address, Bound, DataType, Error, Group, Operation, Options, Rank, Reduction, Secret, Source, Target,
+};
+use ranks::middle::with_port;
 use ranks::{
     check_all_to_all, check_moves, check_operations, check_reduction, in_network_channels, options, threads_on,
 };
@@ -205,6 +213,61 @@ fn abort_reaches_every_host() {
     for error in errors {
         assert!(matches!(error, Error::Aborted { by: Rank(3) }), "{error}");
     }
+}
+
+/// Connects "aabb" so that ranks 0 and 3, whose rails are to others, call each other where nobody answers. Has all of them
+/// call an operation that goes straight from rank to rank, and rank 1 do something meanwhile; gives the errors.
+fn connecting_for_ever(meanwhile: impl Fn(&Group) + Sync) -> Vec<Error> {
+    let bound: Vec<Bound> = ["a", "a", "b", "b"]
+        .iter()
+        .map(|island| {
+            let bound = Group::bind(Options { island: Some((*island).to_owned()), ..options(false) }).unwrap();
+            bound.open_to_network().unwrap();
+            bound
+        })
+        .collect();
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let nobody = silent.local_addr().unwrap().port();
+    let addresses: Vec<Address> = bound.iter().map(|bound| bound.address().clone()).collect();
+    let seen_by = |rank: usize| {
+        let of = |(other, address): (usize, &Address)| match (rank, other) {
+            (0, 3) | (3, 0) => with_port(address, nobody),
+            _ => address.clone(),
+        };
+        addresses.iter().enumerate().map(of).collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let (seen_by, meanwhile) = (&seen_by, &meanwhile);
+        let rank = |(rank, bound): (usize, Bound)| {
+            scope.spawn(move || {
+                let group = bound.connect(Rank(rank), &seen_by(rank), 0, ranks::PATIENCE).unwrap();
+                std::thread::scope(|scope| {
+                    if rank == 1 {
+                        scope.spawn(|| meanwhile(&group));
+                    }
+                    let (own, mut all) = ([1f32; 4], [0f32; 4]);
+                    let (inputs, outputs) = (Source::of(&own).split(4), Target::of(&mut all).split(4));
+                    // SAFETY: the arrays outlive the call.
+                    unsafe { group.run(Operation::AllToAll { inputs, outputs, dtype: DataType::F32 }) }.unwrap_err()
+                })
+            })
+        };
+        let ranks: Vec<_> = bound.into_iter().enumerate().map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn an_abort_ends_the_wait_for_connections_that_an_operation_opens() {
+    let started = Instant::now();
+    let errors = connecting_for_ever(|group| {
+        std::thread::sleep(Duration::from_millis(300));
+        group.abort();
+    });
+    for error in errors {
+        assert!(matches!(error, Error::Aborted { by: Rank(1) }), "{error}");
+    }
+    assert!(started.elapsed() < ranks::PATIENCE / 2, "{:?}", started.elapsed());
 }
 
 /// Everybody else calls an operation, rank 0 a little before the others; returns their errors.

@@ -20,12 +20,11 @@ mod gather_scatter;
 mod stages;
 
 use std::cell::Cell;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::abort::{Abort, AbortFlag, AbortReason, Position};
-use crate::deadline::Deadline;
 use crate::operation::{Operation, Target, Whole};
 use crate::partition::NetworkChannels;
 use crate::schedule::Topology;
@@ -85,6 +84,8 @@ pub(crate) struct HierarchicalTransport {
     rail: Option<TcpChannels>,
     /// All ranks, once an operation needs them.
     flat: Option<TcpChannels>,
+    /// The connections for that which there were when it was given up.
+    given_up: Vec<TcpStream>,
     network: NetworkContext,
     abort_flag: Arc<AbortFlag>,
     completed: u64,
@@ -151,6 +152,7 @@ impl HierarchicalTransport {
             local,
             rail: None,
             flat: None,
+            given_up: Vec::new(),
             network,
             abort_flag,
             completed: 0,
@@ -271,14 +273,24 @@ impl HierarchicalTransport {
             self.host_barrier(context)?;
             let (rank, world) = (self.rank, self.world());
             let channels = self.network.channels(world);
+            // Of a rank that is lost now nothing else is noticed here: nobody has a connection to it yet.
+            let aborted = || {
+                self.local.abort_if_peer_is_lost(&context.whole);
+                self.abort().is_aborted().then(|| self.abort_error())
+            };
             let bootstrap = TcpBootstrap {
                 listener: &self.network.listener,
                 membership: self.network.membership(rank),
                 wanted: &WantedConnection::in_channels(rank.others(world), channels, Purpose::Collectives),
                 timeout: context.whole.timeout,
-                deadline: Deadline::fixed(context.deadline),
+                deadline: context.deadline,
+                in_vain: &aborted,
             };
-            let connections = bootstrap.run()?.take_channels(Purpose::Collectives, channels, world);
+            let connected = bootstrap.run().map_err(|given_up| {
+                self.given_up = given_up.sockets;
+                given_up.error
+            });
+            let connections = connected?.take_channels(Purpose::Collectives, channels, world);
             let membership = self.membership(rank.0, Rank::all(world).collect());
             let left = context.left(WaitsFor::Hosts);
             self.flat = Some(TcpChannels::new(connections, &membership, channels, None, left)?);

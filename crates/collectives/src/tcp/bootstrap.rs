@@ -15,7 +15,7 @@ use super::setup::{ConnectionId, Setup, SetupAction, SetupOutcome, WantedConnect
 use super::stream::Stream;
 use super::wire::Purpose;
 use crate::Error;
-use crate::deadline::Deadline;
+use crate::deadline::LOOK;
 use crate::partition::NetworkChannels;
 use crate::socket::{ACCEPT_PAUSE, poll_timeout, send_all};
 use crate::sync::until;
@@ -27,7 +27,9 @@ pub(crate) struct TcpBootstrap<'a> {
     /// The connections that this rank is to have; the other side wants them, too.
     pub(crate) wanted: &'a [WantedConnection],
     pub(crate) timeout: Duration,
-    pub(crate) deadline: Deadline,
+    pub(crate) deadline: Instant,
+    /// Why waiting longer is in vain, if it is: looked at every [`LOOK`].
+    pub(crate) in_vain: &'a dyn Fn() -> Option<Error>,
 }
 
 /// The connections that were wanted.
@@ -54,6 +56,19 @@ impl Connections {
     }
 }
 
+/// Why the ranks are not connected, and the sockets that there were. Peers which have all their connections take this rank
+/// for lost when those end: hold on to them until the peers hear the reason.
+pub(crate) struct GivenUp {
+    pub(crate) error: Error,
+    pub(crate) sockets: Vec<TcpStream>,
+}
+
+impl From<Error> for GivenUp {
+    fn from(error: Error) -> GivenUp {
+        GivenUp { error, sockets: Vec::new() }
+    }
+}
+
 /// A socket, and whether its connection is there.
 struct Connection {
     socket: TcpStream,
@@ -62,20 +77,22 @@ struct Connection {
 
 impl TcpBootstrap<'_> {
     /// Connects with the other ranks, or says which are missing.
-    pub(crate) fn run(&self) -> Result<Connections, Error> {
+    pub(crate) fn run(&self) -> Result<Connections, GivenUp> {
         let nonces = Nonces::of_system().map_err(|error| Error::system("read /dev/urandom", error))?;
-        let mut setup = Setup::new(self.membership, self.wanted, nonces, Instant::now(), self.deadline.at)?;
+        let mut setup = Setup::new(self.membership, self.wanted, nonces, Instant::now(), self.deadline)?;
         let mut sockets: BTreeMap<ConnectionId, Connection> = BTreeMap::new();
         let mut accepts_at = Instant::now();
         loop {
-            match setup.outcome(Instant::now()) {
-                SetupOutcome::Waiting => {}
-                SetupOutcome::Failed(what) => return Err(Error::Connect { timeout: self.timeout, what }),
-                SetupOutcome::Connected(ids) => return self.handed_over(&mut setup, &ids, sockets),
-            }
-            if self.deadline.is_superseded() {
-                let what = "another rank was lost meanwhile".to_owned();
-                return Err(Error::Connect { timeout: self.timeout, what });
+            let failure = match setup.outcome(Instant::now()) {
+                SetupOutcome::Waiting => (self.in_vain)(),
+                SetupOutcome::Failed(what) => Some(Error::Connect { timeout: self.timeout, what }),
+                SetupOutcome::Connected(ids) => return Ok(self.handed_over(&mut setup, &ids, sockets)?),
+            };
+            if let Some(error) = failure {
+                return Err(GivenUp {
+                    error,
+                    sockets: sockets.into_values().map(|connection| connection.socket).collect(),
+                });
             }
             setup.tick(Instant::now());
             perform(&mut setup, &mut sockets);
@@ -137,7 +154,7 @@ impl TcpBootstrap<'_> {
             }
         }
         // An error of poll is a signal, or no memory: look again.
-        let mut longest = until(setup.wakeup()).min(self.deadline.nap());
+        let mut longest = until(setup.wakeup()).min(until(self.deadline)).min(LOOK);
         if !pause.is_zero() {
             longest = longest.min(pause);
         }

@@ -192,14 +192,19 @@ impl TransportBuilder<'_> {
         } else {
             None
         };
+        let superseded = || {
+            let what = "another rank was lost meanwhile".to_owned();
+            self.deadline.is_superseded().then_some(Error::Connect { timeout: self.timeout, what })
+        };
         let bootstrap = TcpBootstrap {
             listener: &context.listener,
             membership,
             wanted: &wanted,
             timeout: self.timeout,
-            deadline: self.deadline.clone(),
+            deadline: self.deadline.at,
+            in_vain: &superseded,
         };
-        let mut connections = bootstrap.run()?;
+        let mut connections = bootstrap.run().map_err(|given_up| given_up.error)?;
         let heartbeats = connections.take(Purpose::Heartbeat, world);
         if let Some(local) = local {
             let rail = connections.take_channels(Purpose::Rail, channels, world);

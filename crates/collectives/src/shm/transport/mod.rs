@@ -224,6 +224,16 @@ impl ShmTransport {
         self.abort().to_error(by, &self.hosts)
     }
 
+    /// Aborts the group if a rank of this host is gone which has the next part of an operation to do. For a rank that
+    /// waits elsewhere meanwhile.
+    pub(crate) fn abort_if_peer_is_lost(&self, whole: &Whole) {
+        if let Some((rank, noticed)) = self.waiter.lost(&self.arena, self.sequence) {
+            let (rank, by) = (self.group_rank(rank), self.rank());
+            let &Whole { call, sequence, .. } = whole;
+            self.arena.abort(&AbortReason::Lost { rank, call, sequence, noticed, by });
+        }
+    }
+
     fn wait(&self, peer: LocalRank, counter: Counter, target: u64, context: &StepContext) -> StepResult {
         Ok(self.waiter.wait(&self.arena, peer, counter, target, context.sequence, context.deadline)?)
     }

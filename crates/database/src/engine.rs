@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::error::{Error, Result};
 use crate::sql::{self, Connection, Place};
@@ -84,6 +84,8 @@ struct Health {
     last_failure: Mutex<Option<String>>,
     /// Why nothing is written any more, once that is so.
     ended: watch::Sender<Option<String>>,
+    /// Told after every commit.
+    written: Notify,
 }
 
 impl Engine {
@@ -92,7 +94,11 @@ impl Engine {
         let (writes, write_jobs) = mpsc::channel(QUEUE);
         let (reads, read_jobs) = mpsc::channel::<ReadJob>(QUEUE);
         let read_jobs = Arc::new(Mutex::new(read_jobs));
-        let health = Arc::new(Health { last_failure: Mutex::default(), ended: watch::Sender::new(None) });
+        let health = Arc::new(Health {
+            last_failure: Mutex::default(),
+            ended: watch::Sender::new(None),
+            written: Notify::new(),
+        });
         let noted = Arc::clone(&health);
         let path = &place.shown();
         let mut threads = vec![spawn("instep-db-write", path, move || write_loop(&writer, write_jobs, epoch, &noted))?];
@@ -184,6 +190,11 @@ impl Engine {
         let mut ended = self.health.ended.subscribe();
         // The sender lives as long as this.
         ended.wait_for(Option::is_some).await.ok().and_then(|why| why.clone()).unwrap_or_default()
+    }
+
+    /// Waits until something was written since the last call; for one caller.
+    pub(crate) async fn written(&self) {
+        self.health.written.notified().await;
     }
 
     /// Writes nothing any more, and says why to whoever waits for that.
@@ -308,6 +319,7 @@ fn write_loop(connection: &Connection, mut jobs: mpsc::Receiver<WriteJob>, epoch
         for completion in completions {
             completion(failure.as_ref());
         }
+        health.written.notify_one();
     }
 }
 

@@ -290,6 +290,11 @@ impl Database {
             .await
     }
 
+    /// Waits until something was written since the last call, which may be an event; for the one who tells them.
+    pub async fn may_have_webhook_events(&self) {
+        self.engine.written().await;
+    }
+
     /// What is to be told by now, the oldest first: of each webhook at most so many.
     pub async fn due_webhook_events(&self, each: usize, now: Timestamp) -> Result<Vec<DueEvent>> {
         self.engine

@@ -37,8 +37,10 @@ pub(crate) use patterns::{LogPatterns, LogQueue, lines_arrived, watch as watch_l
 /// The trigger that looks for a pattern in logs.
 pub(crate) const TASK_LOG: &str = "TRIGGER_TYPE_TASK_LOG";
 
-/// How often is looked for what is to be told.
-const PERIOD: Duration = Duration::from_millis(50);
+/// How long after something was written the database is asked for what is to be told: once for all that was written meanwhile.
+const GATHER: Duration = Duration::from_millis(50);
+/// How often it is asked where nothing is written: for what is to be tried again.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// How long one may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Seconds before each further attempt; after the last the event is given up.
@@ -248,7 +250,8 @@ pub(crate) async fn watch(application: Arc<Application>) {
                     turns.end(event);
                 }
             }
-            () = tokio::time::sleep(PERIOD) => {}
+            () = application.database.may_have_webhook_events() => tokio::time::sleep(GATHER).await,
+            () = tokio::time::sleep(RETRY_PERIOD) => {}
         }
     }
 }

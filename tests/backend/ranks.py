@@ -22,11 +22,21 @@ from pathlib import Path
 import pytest
 
 Check = Callable[[int, int], None]
-# The backend that a test of a mixed group has for CUDA.
-_FAKE = "torch.testing._internal.distributed.fake_pg"
 _context = get_context("forkserver")
+# All that ranks would import else, each for itself: DDP and optimizers want the compiler, the modules of tests pytest.
 _context.set_forkserver_preload(
-    ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "instep.backend", _FAKE]
+    [
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+        "torch.distributed.tensor",
+        "torch.nn.parallel",
+        # The backend that a test of a mixed group has for CUDA.
+        "torch.testing._internal.distributed.fake_pg",
+        "instep.backend",
+        "pytest",
+    ]
 )
 
 

@@ -195,25 +195,42 @@ class Running:
 
     def left_behind(self) -> list[psutil.Process]:
         """Living processes the command started, also those whose parents are gone or that left its session."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                if process.pid != self.pid and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-        return found
+        return left_behind([self])
 
-    def kill_tree(self) -> None:
-        """Kill the command and every process it started."""
+    def kill(self) -> None:
+        """Kill the command alone."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
-        deadline = time.monotonic() + 10
-        # Again until none is left: one may have been starting another meanwhile.
-        while (left := self.left_behind()) and time.monotonic() < deadline:
-            for process in left:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(left, timeout=1)
+
+    def kill_tree(self) -> None:
+        """Kill the command and every process it started."""
+        kill_trees([self])
+
+
+def left_behind(commands: Sequence[Running]) -> list[psutil.Process]:
+    """Living processes that some commands have started; in one look at all processes, which is not for nothing."""
+    marks = [f"{MARK}={command.mark}".encode() for command in commands]
+    known = {command.pid for command in commands}
+    found = []
+    for number in psutil.pids():
+        with contextlib.suppress(psutil.Error, OSError):
+            if number not in known and any(mark in Path(f"/proc/{number}/environ").read_bytes() for mark in marks):
+                found.append(psutil.Process(number))
+    return found
+
+
+def kill_trees(commands: Sequence[Running]) -> None:
+    """Kill commands and every process they started."""
+    for command in commands:
+        command.kill()
+    deadline = time.monotonic() + 10
+    # Again until none is left: one may have been starting another meanwhile.
+    while (left := left_behind(commands)) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1)
 
 
 class Runner:
@@ -245,8 +262,8 @@ class Runner:
 
     def kill_all(self) -> None:
         """Kill everything that was started and what it left behind."""
-        for running in self._started:
-            running.kill_tree()
+        if self._started:
+            kill_trees(self._started)
 
 
 def with_token(module: object) -> bool:

@@ -233,7 +233,16 @@ def determined() -> Path:
 @pytest.fixture(scope="session")
 def forked_determined(determined: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The same with torch imported already."""
-    with forking(determined, "determined", tmp_path_factory, ["torch.distributed.launcher.api"]) as interpreter:
+    modules = ("torch._dynamo", "torch.distributed.launcher.api", "torch.nn.parallel")
+    with forking(determined, "determined", tmp_path_factory, modules) as interpreter:
+        yield interpreter
+
+
+@pytest.fixture(scope="session")
+def forked_det(determined: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The same with Determined's client imported already, but for `det` itself, which reads DET_MASTER as it is."""
+    modules = ("determined.cli", "determined.experimental.client")
+    with forking(determined, "det", tmp_path_factory, modules) as interpreter:
         yield interpreter
 
 

@@ -29,6 +29,12 @@ def venv(python: Path) -> dict[str, str | None]:
     return {"VIRTUAL_ENV": str(python.parent.parent), "PYTHON_EXEC": None, "PYTHONPATH": None}
 
 
+@pytest.fixture
+def ready(forked: Path) -> dict[str, str | None]:
+    """The environment of a shell in which ranks find torch imported."""
+    return {"PYTHON_EXEC": str(forked), "PYTHONPATH": None}
+
+
 def filled(case: Case, rank: int) -> list[int]:
     """A rank's input."""
     return [rank + 1 + position % PATTERN_LENGTH for position in range(case.input_count)]
@@ -125,9 +131,9 @@ def check_figures(text: str, backends: Sequence[str], operations: Sequence[str],
         assert len(row["rounds_us"]) == report["rounds"] and min(row["rounds_us"]) > 0
 
 
-def test_every_operation_of_ours_and_of_gloo(instep: Path, venv: dict[str, str | None], run: Runner) -> None:
+def test_every_operation_of_ours_and_of_gloo(instep: Path, ready: dict[str, str | None], run: Runner) -> None:
     words = ["--backends", "instep,gloo", "--sizes", "8,256K", "--ops", ALL, "--rounds", "2", "--json"]
-    shown = run(instep, *COLLECTIVES, *words, env=venv).expect(0)
+    shown = run(instep, *COLLECTIVES, *words, env=ready).expect(0)
     assert shown.stderr == ""
     check_figures(shown.stdout, ["instep", "gloo"], OPERATIONS, [8, 262144])
     assert json.loads(shown.stdout)["world_size"] == 2
@@ -140,9 +146,9 @@ def test_mpi_takes_its_turn_in_the_same_processes(instep: Path, venv: dict[str, 
     check_figures(shown.stdout, ["mpi", "instep"], OPERATIONS, [4096])
 
 
-def test_table_for_people(instep: Path, venv: dict[str, str | None], run: Runner) -> None:
+def test_table_for_people(instep: Path, ready: dict[str, str | None], run: Runner) -> None:
     words = ["--nproc", "3", "--sizes", "12,48K", "--ops", "all_reduce,broadcast", "--rounds", "1"]
-    lines = run(instep, *COLLECTIVES, *words, env=venv).expect(0).stdout.splitlines()
+    lines = run(instep, *COLLECTIVES, *words, env=ready).expect(0).stdout.splitlines()
     assert lines[0].startswith("3 ranks on ")
     for start, operation in ((2, "all_reduce"), (8, "broadcast")):
         assert lines[start] == operation
@@ -155,7 +161,7 @@ def test_table_for_people(instep: Path, venv: dict[str, str | None], run: Runner
     assert len(lines) == 13
 
 
-def test_wrong_results_are_found(python: Path, run: Runner) -> None:
+def test_wrong_results_are_found(forked: Path, run: Runner) -> None:
     code = """
 import torch
 from instep.bench.case import OPERATIONS, Case
@@ -171,7 +177,7 @@ for operation in OPERATIONS[:-1]:  # a barrier has no result
     buffers.result[-1] += 1
     print(operation, buffers.mistake())
 """
-    lines = run(python, "-c", code).expect(0).stdout.splitlines()
+    lines = run(forked, "-c", code).expect(0).stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(OPERATIONS[:-1])
     assert lines[0] == "all_reduce element 999 is 127.0, not 126.0"  # 4 * (999 % 97) + 1 + 2 + 3 + 4
     assert all(re.fullmatch(r"\w+ element \d+ is [\d.]+, not [\d.]+", line) for line in lines), lines
@@ -211,9 +217,11 @@ def test_ranks_that_fail_are_heard(instep: Path, venv: dict[str, str | None], tm
 
 
 def test_nothing_is_left_behind_when_it_is_told_to_end(
-    instep: Path, venv: dict[str, str | None], tmp_path: Path, run: Runner, wait_until: WaitUntil
+    instep: Path, ready: dict[str, str | None], tmp_path: Path, run: Runner, wait_until: WaitUntil
 ) -> None:
-    running = run.start(instep, *COLLECTIVES, "--sizes", "1M", "--rounds", "100", env={**venv, "TMPDIR": str(tmp_path)})
+    running = run.start(
+        instep, *COLLECTIVES, "--sizes", "1M", "--rounds", "100", env={**ready, "TMPDIR": str(tmp_path)}
+    )
     wait_until(lambda: "2 ranks on" in running.stdout, 90, "the ranks to begin")
     running.send_signal(signal.SIGTERM)
     running.wait().expect(128 + signal.SIGTERM)
@@ -221,12 +229,12 @@ def test_nothing_is_left_behind_when_it_is_told_to_end(
     assert not list(tmp_path.glob("instep-bench-*"))
 
 
-def test_small_messages_between_hosts_take_one_way(instep: Path, venv: dict[str, str | None], run: Runner) -> None:
+def test_small_messages_between_hosts_take_one_way(instep: Path, ready: dict[str, str | None], run: Runner) -> None:
     delay_us = 20_000
     words = ["--hosts", "3", "--nproc", "1", "--delay", f"{delay_us}us", "--backends", "instep", "--rounds", "1"]
     operations = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
     words += ["--sizes", "8", "--ops", ",".join(operations), "--json"]
-    report = json.loads(run(instep, *COLLECTIVES, *words, env=venv).expect(0).stdout)
+    report = json.loads(run(instep, *COLLECTIVES, *words, env=ready).expect(0).stdout)
     assert (report["hosts"], report["world_size"]) == (3, 3)
     assert delay_us <= report["one_way_us"]
     for row in report["results"]:
@@ -236,11 +244,11 @@ def test_small_messages_between_hosts_take_one_way(instep: Path, venv: dict[str,
 
 
 def test_the_same_command_on_every_host(
-    network: Network, instep: Path, venv: dict[str, str | None], run: Runner
+    network: Network, instep: Path, ready: dict[str, str | None], run: Runner
 ) -> None:
     words = ["--nproc", "1", "--nnodes", "2", "--master-addr", network.nodes[0].ipv4, "--sizes", "8", "--rounds", "1"]
     running = [
-        node.start(run, instep, *COLLECTIVES, *words, "--node-rank", str(number), env=venv)
+        node.start(run, instep, *COLLECTIVES, *words, "--node-rank", str(number), env=ready)
         for number, node in enumerate(network.nodes)
     ]
     first, second = (command.wait().expect(0) for command in running)

@@ -62,10 +62,10 @@ def test_search_that_went_otherwise_is_no_success(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(330)
-def test_demo_recovers_and_searches_with_torch(python: Path, instep: Path, tmp_path: Path, run: Runner) -> None:
+def test_demo_recovers_and_searches_with_torch(forked: Path, instep: Path, tmp_path: Path, run: Runner) -> None:
     kept = tmp_path / "kept"
     environment = {"INSTEP_BINARY": str(instep), "NO_COLOR": "1", "HOME": str(tmp_path)}
-    command: list[str | Path] = [python, "-m", "instep.demo", "--ranks", "2", "--keep", kept]
+    command: list[str | Path] = [forked, "-m", "instep.demo", "--ranks", "2", "--keep", kept]
     shown = run(*command, env=environment, timeout=300).expect(0)
     told = [line for line in shown.stdout.splitlines() if line.startswith("==> ")]
     waiting = "==> waiting for hot spares, which run the script up to its loop"

@@ -35,13 +35,13 @@ def venv(forked: Path) -> dict[str, str | None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(instep: Path, python: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+def undisturbed(instep: Path, forked: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     """The tutorial's command, word for word, and the folder it ran in."""
     folder = shutil.copytree(ROOT / "examples" / "ddp", tmp_path_factory.mktemp("undisturbed") / "ddp")
     runner = Runner()
     try:
         words = shlex.split("run --standalone --nproc_per_node=2 multigpu_torchrun.py 50 10")
-        environment = {"VIRTUAL_ENV": str(python.parent.parent), "PYTHON_EXEC": None, "PYTHONPATH": None}
+        environment = {"PYTHON_EXEC": str(forked), "PYTHONPATH": None, "OMP_NUM_THREADS": None}
         return runner(instep, *words, cwd=folder, env=environment).expect(0), folder
     finally:
         runner.kill_all()

@@ -81,12 +81,15 @@ def command_line(process: psutil.Process) -> str:
 class Launch:
     """Starts jobs of puppets: `launch("--nproc-per-node 2", "ready", "hold")`."""
 
-    def __init__(self, instep: Path, python: Path, folder: Path, run: Runner, wait_until: WaitUntil) -> None:
+    def __init__(
+        self, instep: Path, python: Path, forked: Path, folder: Path, run: Runner, wait_until: WaitUntil
+    ) -> None:
         self.instep = instep
         self.folder = folder
         self.environment = {"VIRTUAL_ENV": str(python.parent.parent), "PYTHON_EXEC": None, "OMP_NUM_THREADS": "1"}
         self.puppet = (str(SCRIPTS / "puppet.py"), str(folder))
         self._python = python
+        self._forked = forked
         self._run = run
         self._wait_until = wait_until
 
@@ -95,7 +98,8 @@ class Launch:
         return Job(running, self.folder, self._wait_until)
 
     def script(self, options: str, name: str, *arguments: str) -> Job:
-        return self.command(options, str(SCRIPTS / name), *arguments)
+        """One that trains, and so finds torch imported."""
+        return self.command(f"--python {self._forked} {options}", str(SCRIPTS / name), *arguments)
 
     def __call__(self, options: str, *steps: str) -> Job:
         return self.command(options, *self.puppet, *steps)
@@ -107,8 +111,8 @@ class Launch:
 
 
 @pytest.fixture
-def launch(instep: Path, python: Path, tmp_path: Path, run: Runner, wait_until: WaitUntil) -> Launch:
-    return Launch(instep, python, tmp_path, run, wait_until)
+def launch(instep: Path, python: Path, forked: Path, tmp_path: Path, run: Runner, wait_until: WaitUntil) -> Launch:
+    return Launch(instep, python, forked, tmp_path, run, wait_until)
 
 
 @pytest.fixture

@@ -92,7 +92,9 @@ def undisturbed(started: Train, tmp_path_factory: pytest.TempPathFactory) -> Cal
     def ended(world: int, case: str) -> Ended:
         if (world, case) not in known:
             runner = Runner()
-            known[world, case] = started(runner, tmp_path_factory.mktemp("undisturbed"), world, case)
+            folder = tmp_path_factory.mktemp("undisturbed")
+            # To the last: it must be quiet when nothing has happened.
+            known[world, case] = started(runner, folder, world, case, env={"INSTEP_TEST_WHOLE_END": "1"})
             known[world, case].result.expect(0)
         return known[world, case]
 

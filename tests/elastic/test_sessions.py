@@ -193,7 +193,8 @@ def test_a_replacement_that_never_comes_is_named_and_makes_all_start_again(
 def test_sessions_end_without_a_word(started: Train, run: Runner, tmp_path: Path) -> None:
     """A thread that still waits for generations when the interpreter ends would panic."""
     for number in range(30):
-        ended = started(run, tmp_path / str(number), 4, "sgd", options=("--recover", "step"), env={"EPOCHS": "1"})
+        environment = {"EPOCHS": "1", "INSTEP_TEST_WHOLE_END": "1"}
+        ended = started(run, tmp_path / str(number), 4, "sgd", options=("--recover", "step"), env=environment)
         ended.result.expect(0)
         assert ended.result.stderr == "", str(ended.result)
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from conftest import Runner, Running
-from detached.conftest import Client, Master, determined, master
+from detached.conftest import Client, Master, determined, forked_det, forked_determined, master
 from detached.det import det
 from detached.test_scripts import rows
 
-__all__ = ["det", "determined", "master", "rows"]
+__all__ = ["det", "determined", "forked_det", "forked_determined", "master", "rows"]
 
 CONTEXTS = Path(__file__).parent / "contexts"
 # What no experiment leaves by itself, or only by being deleted.

@@ -104,9 +104,9 @@ def check(cluster: Cluster, number: int) -> None:
 
 
 def test_stock_launcher_with_ddp(
-    enter: Network, run: Runner, instep: Path, determined: Path, tmp_path: Path, wait_until: Callable[..., None]
+    enter: Network, run: Runner, instep: Path, forked_determined: Path, tmp_path: Path, wait_until: Callable[..., None]
 ) -> None:
-    cluster = Machines(enter, run, instep, determined, tmp_path).start(enter.nodes[0].ipv4, wait_until)
+    cluster = Machines(enter, run, instep, forked_determined, tmp_path).start(enter.nodes[0].ipv4, wait_until)
     config = cluster.config(
         "python3 -m determined.launch.torch_distributed python3 stock.py",
         searcher={"name": "single", "metric": "first"},
@@ -119,7 +119,7 @@ def test_stock_launcher_with_ddp(
         "DET_DEBUG_CONFIG_PATH": str(tmp_path / "client"),
         "HOME": str(tmp_path),
     }
-    Commands(run, determined, settings)(["e", "create", str(cluster.written(config)), str(CONTEXT)])
+    Commands(run, forked_determined, settings)(["e", "create", str(cluster.written(config)), str(CONTEXT)])
     check(cluster, 1)
 
 
@@ -128,7 +128,7 @@ def test_our_launcher_with_our_backend(
     enter: Network,
     run: Runner,
     instep: Path,
-    python: Path,
+    forked: Path,
     tmp_path: Path,
     wait_until: Callable[..., None],
     family: str,
@@ -136,7 +136,7 @@ def test_our_launcher_with_our_backend(
     if family == "ipv6":
         enter.forget_ipv4()
     address = enter.nodes[0].ipv4 if family == "ipv4" else enter.nodes[0].ipv6
-    cluster = Machines(enter, run, instep, python, tmp_path).start(address, wait_until)
+    cluster = Machines(enter, run, instep, forked, tmp_path).start(address, wait_until)
     settings = {"INSTEP_MASTER": cluster.master.address, "HOME": str(tmp_path)}
     settings |= {"INSTEP_USER": "determined", "INSTEP_PASSWORD": PASSWORD}
     entrypoints = ["instep run ddp.py --backend instep", "ddp.py --backend instep"]

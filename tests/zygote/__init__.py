@@ -78,6 +78,10 @@ def start(python: Path, folder: Path, modules: Sequence[str]) -> None:
             pytest.fail(f"the zygote ended with status {process.wait()}", pytrace=False)
     # It may outlive this process, if others use it still.
     process.returncode = 0
+    (folder / "interpreter").unlink(missing_ok=True)
+    (folder / "interpreter").symlink_to(python)
     forked = folder / "python"
     forked.write_text(f"#!{sys.executable} -IS\n{(HERE / 'stand_in.py').read_text()}")
     forked.chmod(0o755)
+    (folder / "python3").unlink(missing_ok=True)
+    (folder / "python3").symlink_to("python")

@@ -4,7 +4,9 @@
 
 Whoever wants a Python program starts `stand_in.py`, as a rank under `instep run --python`, say. It sends its
 environment, folder, arguments and standard streams here. The process that is forked for it becomes the program: it is
-`__main__` there and ends as any interpreter does, with tracebacks, `atexit` and threads. Its wait status goes back. A
+`__main__` there and ends as any interpreter does, with tracebacks, `atexit` and threads, but for the last thing: its
+objects are not freed one by one, which would copy most of the memory that it shares with others and take twenty times
+as long as most programs do. With INSTEP_TEST_WHOLE_END in the environment they are. Its wait status goes back. A
 program whose stand-in is gone is killed, with all that it has started. It is in the namespaces of its stand-in.
 
 Test processes that use it say KEEP and stay connected. When the last of them is gone, it ends with its programs.
@@ -12,12 +14,14 @@ Test processes that use it say KEEP and stay connected. When the last of them is
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
 import importlib
 import json
 import multiprocessing.process
+import multiprocessing.spawn  # which keeps the interpreter's real path: what it starts is given descriptors
 import os
 import runpy
 import selectors
@@ -25,15 +29,18 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 KEEP = b"keep"
+WHOLE_END = "INSTEP_TEST_WHOLE_END"
 
 
 @dataclass(frozen=True)
 class Order:
     """What a program is to be."""
 
+    executable: str
     arguments: list[str]
     environment: dict[str, str]
     folder: str
@@ -143,14 +150,47 @@ def follow(connection: socket.socket) -> None:
                 raise OSError(ctypes.get_errno(), f"cannot enter the namespace {kind} of a program")
 
 
+class End:
+    """How the program ends, once that is known."""
+
+    status: int | None = None
+
+    def leave(self) -> None:
+        """End without freeing what the program has, if nothing else is to be done."""
+        if self.status is None:
+            return
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(self.status)
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[None]:
+        """Find out the status that the program ends with, as Python does."""
+        try:
+            yield
+        except SystemExit as end:
+            code = 0 if end.code is None else end.code
+            self.status = code & 0xFF if isinstance(code, int) else 1
+            raise
+        except Exception:
+            self.status = 1
+            raise
+        self.status = 0
+
+
 def become(order: Order) -> None:
     """Be the program."""
     for number, stream in enumerate(order.streams):
         os.dup2(stream, number)
         os.close(stream)
+    # The zygote's own may be a file, and this one a pipe: what was found out about it is not true any more.
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     os.chdir(order.folder)
     os.environ.clear()
     os.environ.update(order.environment)
+    sys.path[1:1] = filter(None, order.environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.executable = order.executable  # so what it starts with its own interpreter is forked, too
     # What it spawns looks for the script where it was started.
     multiprocessing.process.ORIGINAL_DIR = order.folder  # type: ignore[attr-defined]
     first, *rest = order.arguments
@@ -172,6 +212,9 @@ def become(order: Order) -> None:
 
 
 if __name__ == "__main__":
+    # Of what is to be done at the end, this is first here and last there.
+    end = End()
+    atexit.register(end.leave)
     # On a CPU nobody needs it, and it complains when an interpreter with frozen objects ends.
     sys.modules["triton"] = None  # type: ignore[assignment]
     for name in sys.argv[2:]:
@@ -181,4 +224,6 @@ if __name__ == "__main__":
     gc.freeze()
     zygote = Zygote(sys.argv[1])
     print("ready", flush=True)
-    become(zygote.serve())
+    order = zygote.serve()
+    with contextlib.nullcontext() if WHOLE_END in order.environment else end.observed():
+        become(order)

@@ -1,6 +1,7 @@
 """Stands for a Python program: has it forked by the zygote, passes signals on, and ends as it ended.
 
-It lies as `python` beside the zygote's socket, and takes `[-u] script.py …`, `[-u] -m module …` and `-c text …`.
+It lies as `python` beside the zygote's socket, and takes `[-u] script.py …`, `[-u] -m module …` and `-c text …`. For a
+hot spare it is the interpreter itself, to which `interpreter` leads: that is made while Python starts.
 """
 
 import json
@@ -15,9 +16,18 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 def main() -> None:
     """Live as long as the program does."""
+    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    if "INSTEP_SPARE" in os.environ:
+        python = os.readlink(os.path.join(folder, "interpreter"))  # noqa: PTH115, PTH118
+        os.execv(python, [python, *sys.argv[1:]])
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.connect(os.path.join(os.path.dirname(__file__), "socket"))  # noqa: PTH118, PTH120
-    order = {"arguments": sys.argv[1:], "environment": dict(os.environ), "folder": os.getcwd()}  # noqa: PTH109
+    connection.connect(os.path.join(folder, "socket"))  # noqa: PTH118
+    order = {
+        "executable": os.path.abspath(__file__),  # noqa: PTH100
+        "arguments": sys.argv[1:],
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),  # noqa: PTH109
+    }
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     socket.send_fds(connection, [json.dumps(order).encode()], [0, 1, 2])
     process = number_from(connection)

@@ -17,7 +17,7 @@
 //!    no rank with the state of the step is left; a surviving rank has no session that waits for generations; or the other
 //!    nodes have too few spares for the ranks of a lost one. So they do when a rank says that it cannot recover.
 //! 3. Else the lost ranks are replaced, those that are lost together in one generation: on their own node, or if that is
-//!    lost, on others, also such as joined while the round ran (module `homes`). A loss while a recovery is under way begins the next generation.
+//!    lost, on others, also such as joined while the round ran (module `placement`). A loss while a recovery is under way begins the next generation.
 //!
 //! Invariant, beside M1–M6 of membership and cited by the simulation in `tests/integration`:
 //!
@@ -28,14 +28,14 @@
 //! Deliberately absent: steps and their state, which are the ranks' own; who is a node of the job, which is membership's.
 
 mod faults;
-mod homes;
+mod placement;
 mod script;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use faults::Faults;
-use homes::Homes;
-pub use homes::RoundNode;
+use placement::Placement;
+pub use placement::RoundNode;
 
 use crate::membership::NodeId;
 
@@ -114,7 +114,7 @@ pub enum Decision {
 pub struct Recovery {
     /// By rank: which of its processes is the newest.
     incarnations: Vec<u32>,
-    homes: Homes,
+    placement: Placement,
     generation: u64,
     /// The newest generation in which the ranks have resumed.
     resumed: u64,
@@ -134,7 +134,7 @@ impl Recovery {
         let world_size = nodes.iter().map(|node| node.ranks.len()).sum();
         Recovery {
             incarnations: vec![0; world_size],
-            homes: Homes::new(nodes),
+            placement: Placement::new(nodes),
             generation: 0,
             resumed: 0,
             intact: (0..world_size).collect(),
@@ -162,13 +162,13 @@ impl Recovery {
 
     /// Whether ranks of this round may run on a node.
     pub fn has_node(&self, node: NodeId) -> bool {
-        self.homes.has(node)
+        self.placement.has(node)
     }
 
     /// These nodes have no ranks and wait, as of now; so many of them may become nodes of the round when ranks of lost nodes
     /// find no other place.
     pub fn stand_by(&mut self, standbys: &[RoundNode], most: usize) {
-        self.homes.stand_by(standbys, most);
+        self.placement.stand_by(standbys, most);
     }
 
     /// A rank has ended with 0. If that was before it heard of a generation that is under way, that one never meets.
@@ -194,7 +194,7 @@ impl Recovery {
         let mut losses: Vec<Loss> = losses.iter().filter(|loss| is_news(loss)).cloned().collect();
         for NodeLoss { node, cause } in nodes {
             losses.extend(self.losses_with(*node, cause));
-            self.homes.forget(*node);
+            self.placement.forget(*node);
         }
         let first = losses.first().filter(|_| !self.over)?;
         for loss in &losses {
@@ -207,7 +207,7 @@ impl Recovery {
             return Some(end);
         }
         let moved = match self.objection(&losses, &lost, has_session) {
-            None => self.homes.settle(&lost).map_err(without_spares),
+            None => self.placement.settle(&lost).map_err(without_spares),
             Some(why) => Err(why),
         };
         let moved = match moved {
@@ -233,7 +233,8 @@ impl Recovery {
 
     /// What the loss of a node means: of every rank it has and that has not finished.
     fn losses_with(&self, node: NodeId, cause: &str) -> Vec<Loss> {
-        let ranks = self.homes.ranks_on(node).filter(|rank| self.homes.has(node) && !self.finished.contains(rank));
+        let ranks =
+            self.placement.ranks_on(node).filter(|rank| self.placement.has(node) && !self.finished.contains(rank));
         let kind = LossKind::WithNode;
         let loss = |rank| Loss { rank, incarnation: self.incarnations[rank], kind, cause: cause.to_owned() };
         ranks.map(loss).collect()

@@ -30,7 +30,7 @@ pub(super) struct Machine {
     /// Slots that may be used.
     pub usable: usize,
     /// Tasks without slots.
-    pub guests: usize,
+    pub zero_slot_tasks: usize,
     pub takes_work: bool,
     /// The only user whose tasks it takes.
     tenant: Tenant,
@@ -125,7 +125,7 @@ impl Board {
                 count: agent.slots.len() as u32,
                 free: usable,
                 usable,
-                guests: 0,
+                zero_slot_tasks: 0,
                 takes_work: agent.takes_work,
                 tenant: Tenant::of(&agent.serves),
                 hash: hash(&agent.id),
@@ -138,7 +138,7 @@ impl Board {
                 if grant.slots.is_empty()
                     && let Some(machine) = by_name.get(grant.agent.as_str())
                 {
-                    machines[*machine].guests += 1;
+                    machines[*machine].zero_slot_tasks += 1;
                 }
                 for slot in &grant.slots {
                     let Some(slot_index) = by_slot.get(&(grant.agent.as_str(), *slot)).copied() else { continue };

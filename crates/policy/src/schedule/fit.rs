@@ -80,10 +80,12 @@ fn on_several(board: &Board, request: &Request, settings: &Settings) -> Option<F
 fn without_slots(board: &Board, request: &Request, settings: &Settings) -> Option<Fit> {
     let wanted = hash(&request.id);
     let emptier = |one: &Machine, other: &Machine| -> Ordering {
-        one.guests.cmp(&other.guests).then_with(|| distance(one, wanted).cmp(&distance(other, wanted)))
+        one.zero_slot_tasks
+            .cmp(&other.zero_slot_tasks)
+            .then_with(|| distance(one, wanted).cmp(&distance(other, wanted)))
     };
     candidates(board, request)
-        .filter(|(_, machine)| machine.guests < settings.most_without_slots)
+        .filter(|(_, machine)| machine.zero_slot_tasks < settings.most_without_slots)
         .min_by(|(_, one), (_, other)| emptier(one, other))
         .map(|(index, _)| vec![(index, 0)])
 }

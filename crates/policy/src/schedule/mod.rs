@@ -41,13 +41,13 @@ pub fn schedule(cluster: &Cluster, queue: &Queue) -> Schedule {
     let mut schedule = Schedule::default();
     for (name, pool) in &cluster.pools {
         let mut view = View::new(name, &pool.settings, &pool.agents, queue);
-        let guests = without_slots(&mut view);
+        let zero_slot_tasks = without_slots(&mut view);
         let (decisions, preempt) = match pool.settings.rule {
             Rule::Priority { preemption } => priority::pass(&mut view, preemption),
             Rule::FairShare => fair_share::pass(&mut view),
         };
         schedule.preempt.extend(preempt);
-        write_down(&view, guests, &mut schedule);
+        write_down(&view, zero_slot_tasks, &mut schedule);
         write_down(&view, decisions, &mut schedule);
     }
     for request in &queue.waiting {
@@ -61,7 +61,7 @@ pub fn schedule(cluster: &Cluster, queue: &Queue) -> Schedule {
 
 /// Starts requests without slots wherever there is a machine for them.
 fn without_slots<'a>(view: &mut View<'a>) -> Vec<(Candidate<'a>, Decision<'a>)> {
-    let guests: Vec<Candidate<'a>> =
+    let zero_slot_tasks: Vec<Candidate<'a>> =
         view.waiting.iter().copied().filter(|candidate| candidate.request.slots == 0).collect();
     let mut decide = |candidate: Candidate<'a>| {
         let decision = match view.find(candidate.request) {
@@ -74,7 +74,7 @@ fn without_slots<'a>(view: &mut View<'a>) -> Vec<(Candidate<'a>, Decision<'a>)> 
         };
         (candidate, decision)
     };
-    guests.into_iter().map(&mut decide).collect()
+    zero_slot_tasks.into_iter().map(&mut decide).collect()
 }
 
 fn write_down<'a>(view: &View<'a>, decisions: Vec<(Candidate<'a>, Decision<'a>)>, schedule: &mut Schedule) {

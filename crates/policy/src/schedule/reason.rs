@@ -96,7 +96,7 @@ pub enum Reason {
         max_slots: Option<usize>,
     },
     /// Every machine has all the tasks without slots that it takes.
-    NoGuests {
+    NoRoomWithoutSlots {
         pool: String,
         /// How many one takes.
         most: usize,
@@ -193,7 +193,7 @@ impl fmt::Display for Reason {
                 write!(formatter, "needs {}, its job holds {held} of its fair share of {offered}", slots(*needed))?;
                 max_slots.map_or(Ok(()), |most| write!(formatter, " (max_slots is {most})"))
             }
-            Reason::NoGuests { pool, most } => {
+            Reason::NoRoomWithoutSlots { pool, most } => {
                 write!(formatter, "every agent of pool {pool} already runs {most} tasks without slots, the maximum")
             }
         }
@@ -338,7 +338,7 @@ fn never(view: &View<'_>, request: &Request) -> Option<Reason> {
         return Some(Reason::ServesOthers { pool, user: request.user.clone(), machines: served.collect() });
     }
     if request.slots == 0 {
-        return Some(Reason::NoGuests { pool, most: settings.most_without_slots });
+        return Some(Reason::NoRoomWithoutSlots { pool, most: settings.most_without_slots });
     }
     let reason = || Reason::Impossible {
         slots: request.slots,

@@ -139,7 +139,7 @@ pub(super) fn promise(board: &mut Board, request: &Request, fit: &Fit, now: Opti
         .map(|(machine, count)| {
             board.machines[*machine].admit(&request.user);
             if *count == 0 {
-                board.machines[*machine].guests += 1;
+                board.machines[*machine].zero_slot_tasks += 1;
             }
             board.promise(*machine, *count, now)
         })

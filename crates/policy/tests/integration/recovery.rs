@@ -435,14 +435,14 @@ impl World {
             }
             Some(Decision::RestartAll { reason, .. }) if reason.contains("short (--spares)") => {
                 let gone = self.launchers.iter().filter(|launcher| launcher.lost == Some(Noticed::Yes));
-                let homeless: usize = gone.map(|launcher| launcher.ranks.len()).sum();
+                let unplaced: usize = gone.map(|launcher| launcher.ranks.len()).sum();
                 let (standbys, most) = self.standbys();
                 let is_member = |which: &usize| self.policy.has_node(NodeId(*which as u64));
                 let members = (0..self.launchers.len()).filter(is_member).map(|which| self.launchers[which].spares);
                 let mut room: Vec<usize> = standbys.iter().map(|standby| standby.spares).collect();
                 room.sort_unstable();
                 let most_room: usize = room.iter().rev().take(most).sum();
-                assert!(homeless > members.sum::<usize>() + most_room, "{reason}, SEED={seed}");
+                assert!(unplaced > members.sum::<usize>() + most_room, "{reason}, SEED={seed}");
             }
             Some(Decision::RestartAll { reason, .. }) => {
                 let without = (0..self.world_size).find(|rank| !self.store.sessions.contains(rank));

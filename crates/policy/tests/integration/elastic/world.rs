@@ -427,10 +427,10 @@ impl World {
         let Some(leading) = self.launchers.get_mut(&id).and_then(|one| one.leading.as_mut()) else { return };
         let away = leading.failure_detector.tick(now);
         if leading.failure_detector.outlasts(away, WINDOW) {
-            let guests =
+            let joined =
                 leading.joined.iter().filter(|(_, joined_node)| joined_node.launcher != id).map(|(node, _)| *node);
             let mut given_up = Vec::new();
-            for node in guests.collect::<Vec<_>>() {
+            for node in joined.collect::<Vec<_>>() {
                 leading.joined.remove(&node);
                 if let Some(wire) = self.wires.get_mut(&node) {
                     wire.closed = true;
@@ -439,12 +439,12 @@ impl World {
             }
             events.push(Event::Silent { nodes: given_up });
         }
-        let guests: Vec<(NodeId, LauncherId)> = self.launchers[&id]
+        let joined: Vec<(NodeId, LauncherId)> = self.launchers[&id]
             .leading
             .iter()
             .flat_map(|leading| leading.joined.iter().map(|(node, joined_node)| (*node, joined_node.launcher)))
             .collect();
-        for (node, launcher) in guests {
+        for (node, launcher) in joined {
             // A machine that cannot be reached says nothing, and no system tells of its end.
             let there = self.launchers.get(&launcher).map(|one| one.machine);
             let where_it_was = there.or_else(|| self.machine_of(id, launcher));

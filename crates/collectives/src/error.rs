@@ -50,7 +50,7 @@ pub enum Error {
         "lost rank {rank} on {host} during {call} ({} {sequence}): {noticed}, noticed by rank {noticed_by}",
         unit(call)
     )]
-    PeerLost { rank: Rank, host: String, call: Call, sequence: u64, noticed: Noticed, noticed_by: Rank },
+    PeerLost { rank: Rank, host: String, call: Call, sequence: u64, noticed: LossCause, noticed_by: Rank },
     /// Somebody called [`crate::Group::abort`].
     #[error("the group was aborted by rank {by}")]
     Aborted { by: Rank },
@@ -94,7 +94,7 @@ impl Error {
 /// How a rank's absence became known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Noticed {
+pub enum LossCause {
     /// The kernel reports that its process ended.
     ProcessEnded = 1,
     /// It gave up its membership, by dropping or reconfiguring its group.
@@ -111,46 +111,46 @@ pub enum Noticed {
     Altered,
 }
 
-impl Noticed {
-    const ALL: [Noticed; 7] = [
-        Noticed::ProcessEnded,
-        Noticed::LeftGroup,
-        Noticed::ConnectionClosed,
-        Noticed::ConnectionReset,
-        Noticed::NoAnswer,
-        Noticed::Garbled,
-        Noticed::Altered,
+impl LossCause {
+    const ALL: [LossCause; 7] = [
+        LossCause::ProcessEnded,
+        LossCause::LeftGroup,
+        LossCause::ConnectionClosed,
+        LossCause::ConnectionReset,
+        LossCause::NoAnswer,
+        LossCause::Garbled,
+        LossCause::Altered,
     ];
 
-    pub(crate) fn from_code(code: u64) -> Option<Noticed> {
-        Noticed::ALL.into_iter().find(|noticed| *noticed as u64 == code)
+    pub(crate) fn from_code(code: u64) -> Option<LossCause> {
+        LossCause::ALL.into_iter().find(|noticed| *noticed as u64 == code)
     }
 
     /// What an error of a connection says about the peer.
-    pub(crate) fn from_connection(error: &io::Error) -> Noticed {
+    pub(crate) fn from_connection(error: &io::Error) -> LossCause {
         match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected => {
-                Noticed::ConnectionClosed
+                LossCause::ConnectionClosed
             }
             io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
-                Noticed::NoAnswer
+                LossCause::NoAnswer
             }
-            io::ErrorKind::InvalidData => Noticed::Altered,
-            _ => Noticed::ConnectionReset,
+            io::ErrorKind::InvalidData => LossCause::Altered,
+            _ => LossCause::ConnectionReset,
         }
     }
 }
 
-impl fmt::Display for Noticed {
+impl fmt::Display for LossCause {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Noticed::ProcessEnded => "its process ended",
-            Noticed::LeftGroup => "it left the group",
-            Noticed::ConnectionClosed => "its connection was closed",
-            Noticed::ConnectionReset => "its connection was reset",
-            Noticed::NoAnswer => "its host does not answer",
-            Noticed::Garbled => "it sent invalid data",
-            Noticed::Altered => "what arrived on its encrypted connection is not what it sent",
+            LossCause::ProcessEnded => "its process ended",
+            LossCause::LeftGroup => "it left the group",
+            LossCause::ConnectionClosed => "its connection was closed",
+            LossCause::ConnectionReset => "its connection was reset",
+            LossCause::NoAnswer => "its host does not answer",
+            LossCause::Garbled => "it sent invalid data",
+            LossCause::Altered => "what arrived on its encrypted connection is not what it sent",
         })
     }
 }

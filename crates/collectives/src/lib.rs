@@ -91,7 +91,7 @@ pub use call::{Call, Kind};
 pub use deadline::NewestGeneration;
 pub use device::{DeviceGroup, DeviceTicket};
 pub use dtype::{DataType, Element, Reduction, UnsupportedReduction};
-pub use error::{Error, Noticed};
+pub use error::{Error, LossCause};
 pub use group::{Group, Reconfigured};
 pub use operation::{Operation, Source, Target};
 pub use options::{Options, TransportChoice};

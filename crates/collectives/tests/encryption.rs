@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use instep_collectives::{
-    Address, Bound, DataType, Error, Group, Noticed, Options, Rank, Reduction, Secret, Source, Target,
+    Address, Bound, DataType, Error, Group, LossCause, Options, Rank, Reduction, Secret, Source, Target,
 };
 use ranks::middle::{Middle, message_port, port, with_message_port, with_port};
 use ranks::{PATIENCE, check_operations, encrypted, options, threads_on};
@@ -121,7 +121,7 @@ fn a_bit_that_changes_on_the_way_names_the_connection_on_both_sides() {
         },
     );
     for error in errors {
-        let lost = |noticed| matches!(noticed, Noticed::Altered);
+        let lost = |noticed| matches!(noticed, LossCause::Altered);
         assert!(matches!(&error, Error::PeerLost { rank: Rank(1), noticed, .. } if lost(*noticed)), "{error}");
         assert!(error.to_string().contains("what arrived on its encrypted connection is not what it sent"), "{error}");
     }
@@ -149,7 +149,7 @@ fn a_bit_that_changes_on_the_way_names_the_connection_on_both_sides() {
         },
     );
     let received = received.unwrap();
-    assert!(matches!(&received, Error::PeerLost { rank: Rank(1), noticed: Noticed::Altered, .. }), "{received}");
+    assert!(matches!(&received, Error::PeerLost { rank: Rank(1), noticed: LossCause::Altered, .. }), "{received}");
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }
 

@@ -13,7 +13,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use instep_collectives::{
-    Address, Bound, DataType, Error, Group, Noticed, Operation, Options, Output, Rank, Reduction, Source, Target,
+    Address, Bound, DataType, Error, Group, LossCause, Operation, Options, Output, Rank, Reduction, Source, Target,
 };
 use ranks::{PATIENCE, alone, channels, encrypted, in_network_channels, options, tcp, threads};
 
@@ -148,7 +148,7 @@ fn a_rank_that_leaves_is_named_at_once() {
         });
         for error in errors.into_iter().flatten() {
             let Error::PeerLost { rank, host, sequence, noticed, .. } = error else { panic!("{error}") };
-            assert_eq!((rank, host.as_str(), sequence, noticed), (Rank(2), "node7", 1, Noticed::LeftGroup));
+            assert_eq!((rank, host.as_str(), sequence, noticed), (Rank(2), "node7", 1, LossCause::LeftGroup));
         }
     }
 }

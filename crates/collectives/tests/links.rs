@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use instep_collectives::{Address, Error, Group, Noticed, Options, Rank, Reduction, Source, Target, Ticket};
+use instep_collectives::{Address, Error, Group, LossCause, Options, Rank, Reduction, Source, Target, Ticket};
 use ranks::{PATIENCE, alone, options, threads_on};
 
 /// One rank in each host, several in some, and hosts of different sizes.
@@ -244,7 +244,7 @@ fn a_rank_that_has_gone_on_to_another_generation_has_left() {
             // SAFETY: the buffer outlives the ticket. Nothing may be under way any more: then the group says so itself.
             let ticket = unsafe { group.receive(Target::of(&mut bytes), Some(Rank(2)), 7, PATIENCE) };
             let error = ticket.and_then(|ticket| ticket.wait(PATIENCE)).unwrap_err();
-            let left = matches!(error, Error::PeerLost { noticed: Noticed::LeftGroup, .. } | Error::Aborted { .. });
+            let left = matches!(error, Error::PeerLost { noticed: LossCause::LeftGroup, .. } | Error::Aborted { .. });
             assert!(left, "{error}");
             step.wait();
             return;

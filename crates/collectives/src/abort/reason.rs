@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::call::{CALL_WORDS, Call};
-use crate::{Error, Noticed, Rank};
+use crate::{Error, LossCause, Rank};
 
 /// Ranks that can be named as missing; a time-out names the first ones.
 const MISSING: usize = if cfg!(loom) { 1 } else { 64 };
@@ -15,7 +15,7 @@ pub(crate) const ABORT_BYTES: usize = 8 * ABORT_WORDS;
 pub(crate) enum AbortReason {
     Mismatch { rank: Rank, call: Call, other_rank: Rank, other: Call, sequence: u64 },
     Timeout { call: Call, sequence: u64, timeout: Duration, missing: Vec<Rank>, by: Rank },
-    Lost { rank: Rank, call: Call, sequence: u64, noticed: Noticed, by: Rank },
+    Lost { rank: Rank, call: Call, sequence: u64, noticed: LossCause, by: Rank },
     Aborted { by: Rank },
 }
 
@@ -63,7 +63,7 @@ impl AbortReason {
                 AbortReason::Timeout { call: call(0)?, sequence, timeout: Duration::from_nanos(words[4]), missing, by }
             }
             3 => {
-                let noticed = Noticed::from_code(words[4])?;
+                let noticed = LossCause::from_code(words[4])?;
                 AbortReason::Lost { rank, call: call(0)?, sequence, noticed, by }
             }
             4 => AbortReason::Aborted { by },

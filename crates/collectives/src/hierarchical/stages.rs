@@ -133,7 +133,7 @@ impl HierarchicalTransport {
         let halves = self.scratch(2 * room);
         let half = |step: usize, chunk: &SegmentChunk| target(halves, step % 2 * room, chunk[number].1);
         let mut next = chunk(self, 0);
-        self.spread(reduction_job, &next, half(0, &next), context)?;
+        self.reduce_scatter_segments(reduction_job, &next, half(0, &next), context)?;
         let mut before: Option<(SegmentChunk, Target)> = None;
         for step in 0..cut.steps() {
             let current = next;
@@ -143,14 +143,16 @@ impl HierarchicalTransport {
             let travelling = self.reduce_inter_host(reduction_job, own);
             let work = |transport: &mut HierarchicalTransport| {
                 if let Some((chunk, own)) = &before {
-                    transport.collect(reduction_job, chunk, *own, context)?;
+                    transport.gather_segments(reduction_job, chunk, *own, context)?;
                 }
-                after.map_or(Ok(()), |(chunk, own)| transport.spread(reduction_job, chunk, own, context))
+                after.map_or(Ok(()), |(chunk, own)| {
+                    transport.reduce_scatter_segments(reduction_job, chunk, own, context)
+                })
             };
             self.overlap(travelling, context, (cut.steps() > 1).then_some(work))?;
             before = Some((current, own));
         }
-        before.map_or(Ok(()), |(chunk, own)| self.collect(reduction_job, &chunk, own, context))
+        before.map_or(Ok(()), |(chunk, own)| self.gather_segments(reduction_job, &chunk, own, context))
     }
 
     /// Who reduces what of some elements: the segments of the ranks of this host.
@@ -163,7 +165,7 @@ impl HierarchicalTransport {
     }
 
     /// The values of this host, each segment reduced by its rank.
-    fn spread(
+    fn reduce_scatter_segments(
         &mut self,
         reduction_job: &StagedReduction,
         chunk: &SegmentChunk,
@@ -173,7 +175,7 @@ impl HierarchicalTransport {
         let &StagedReduction { input, dtype, reduction, .. } = reduction_job;
         let parts = chunk.iter().map(|(start, bytes)| source(input, *start, *bytes)).collect();
         self.intra_host(
-            &Work::Spread { parts, output: own, dtype, reduction: intra_host_reduction(reduction) },
+            &Work::ReduceScatter { parts, output: own, dtype, reduction: intra_host_reduction(reduction) },
             context,
         )
     }
@@ -192,7 +194,7 @@ impl HierarchicalTransport {
     }
 
     /// The segments to those of this host who want the result.
-    fn collect(
+    fn gather_segments(
         &mut self,
         reduction_job: &StagedReduction,
         chunk: &SegmentChunk,
@@ -210,7 +212,7 @@ impl HierarchicalTransport {
         let output = |(start, bytes): &(usize, usize)| target(reduction_job.output, *start, *bytes);
         let outputs = chunk.iter().filter(|_| wanted).map(output).collect();
         let lengths = chunk.iter().map(|(_, bytes)| *bytes).collect();
-        self.intra_host(&Work::Collect { input: Source::new(own.pointer, own.bytes), lengths, outputs }, context)
+        self.intra_host(&Work::Gather { input: Source::new(own.pointer, own.bytes), lengths, outputs }, context)
     }
 
     fn broadcast(&mut self, buffer: Target, dtype: DataType, root: Rank, context: &StageContext) -> Result<(), Error> {

@@ -94,11 +94,11 @@ fn naive(dtype: DataType, reduction: Reduction, inputs: &[Vec<u8>]) -> Vec<u8> {
         DataType::I32 => element_wise!(i32, integer!(i32)),
         DataType::I64 => element_wise!(i64, integer!(i64)),
         DataType::Bool => element_wise!(u8, |values, reduction| {
-            let mut truths = values.iter().map(|value| *value != 0);
+            let mut bools = values.iter().map(|value| *value != 0);
             u8::from(match reduction {
-                Reduction::Sum | Reduction::Max | Reduction::BitOr => truths.any(|boolean| boolean),
-                Reduction::Min | Reduction::BitAnd => truths.all(|boolean| boolean),
-                Reduction::BitXor => truths.fold(false, |a, b| a ^ b),
+                Reduction::Sum | Reduction::Max | Reduction::BitOr => bools.any(|boolean| boolean),
+                Reduction::Min | Reduction::BitAnd => bools.all(|boolean| boolean),
+                Reduction::BitXor => bools.fold(false, |a, b| a ^ b),
                 _ => unreachable!(),
             })
         }),

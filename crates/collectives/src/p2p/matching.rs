@@ -15,7 +15,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::wire::Frame;
-use crate::{Noticed, Rank};
+use crate::{LossCause, Rank};
 
 /// How much travels unasked.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,7 @@ pub(crate) enum MatchError {
     /// A peer says what it must not say.
     Violation { by: Rank },
     /// The other rank of this operation is gone.
-    Gone { id: Id, peer: Rank, noticed: Noticed },
+    Gone { id: Id, peer: Rank, noticed: LossCause },
 }
 
 /// An operation that is not over.
@@ -139,7 +139,7 @@ struct PeerWindow {
     /// Room that is free again and that it does not know of yet.
     to_return: usize,
     offers: usize,
-    gone: Option<Noticed>,
+    gone: Option<LossCause>,
 }
 
 /// All messages of one rank.
@@ -268,7 +268,7 @@ impl Matching {
             None => {
                 let others = || self.rank.others(self.peers.len());
                 // Who leaves in good order leaves the others; who dies may be the one that was to send.
-                let died = others().find(|peer| self.peers[peer.0].gone.is_some_and(|how| how != Noticed::LeftGroup));
+                let died = others().find(|peer| self.peers[peer.0].gone.is_some_and(|how| how != LossCause::LeftGroup));
                 let all_left = others().all(|peer| self.peers[peer.0].gone.is_some());
                 died.or_else(|| others().next().filter(|_| all_left)).and_then(gone)
             }
@@ -405,7 +405,7 @@ impl Matching {
     }
 
     /// A peer is gone: what needs it cannot be any more.
-    pub(crate) fn peer_lost(&mut self, peer: Rank, noticed: Noticed) -> Result<(), MatchError> {
+    pub(crate) fn peer_lost(&mut self, peer: Rank, noticed: LossCause) -> Result<(), MatchError> {
         if self.peers[peer.0].gone.is_some() {
             return Ok(());
         }

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_handle_tells_the_end_of_a_process() {
+    fn a_process_handle_shows_the_end_of_a_process() {
         let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
         let handle = process_handle(child.id() as i32).unwrap();
         let within = |seconds| Deadline::fixed(Instant::now() + Duration::from_secs(seconds));

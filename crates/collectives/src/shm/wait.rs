@@ -11,7 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::arena::Arena;
 use super::arena::control::Counter;
-use crate::Noticed;
+use crate::LossCause;
 use crate::rank::LocalRank;
 
 /// How long a sleeper sleeps before it looks who is alive.
@@ -32,7 +32,7 @@ pub(crate) enum Interrupted {
     /// The deadline passed.
     Deadline,
     /// This rank will never do its part.
-    Lost(LocalRank, Noticed),
+    Lost(LocalRank, LossCause),
 }
 
 /// What a wait has to know.
@@ -134,11 +134,11 @@ impl Waiter {
     }
 
     /// A rank that is gone without having completed the operation.
-    pub(crate) fn lost(&self, arena: &Arena, sequence: u64) -> Option<(LocalRank, Noticed)> {
+    pub(crate) fn lost(&self, arena: &Arena, sequence: u64) -> Option<(LocalRank, LossCause)> {
         let owes = |peer: LocalRank| peer != self.rank && !arena.control(peer).has_completed(sequence);
         let left = LocalRank::all(arena.world()).find(|peer| arena.control(*peer).has_left() && owes(*peer));
         if let Some(peer) = left {
-            return Some((peer, Noticed::LeftGroup));
+            return Some((peer, LossCause::LeftGroup));
         }
         let mut handles: Vec<PollFd<'_>> =
             self.processes.iter().map(|process| PollFd::new(process.as_fd(), PollFlags::POLLIN)).collect();
@@ -146,6 +146,6 @@ impl Waiter {
             return None;
         }
         let ended = LocalRank::all(handles.len()).find(|peer| handles[peer.0].any() == Some(true) && owes(*peer));
-        ended.map(|peer| (peer, Noticed::ProcessEnded))
+        ended.map(|peer| (peer, LossCause::ProcessEnded))
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::handshake::{CalledHandshake, CallerHandshake, HandshakeStatus, Membership, WelcomedHellos};
+use super::handshake::{HandshakeStatus, InitiatorHandshake, Membership, ResponderHandshake, WelcomedHellos};
 use super::secret::Nonces;
 use super::stream::Stream;
 use super::wire::Purpose;
@@ -59,7 +59,7 @@ pub(crate) struct OutgoingHandshake {
     socket: TcpStream,
     pub(crate) endpoint: SocketAddr,
     /// Nothing until the connection is there and the hello is out.
-    handshake: Option<CallerHandshake>,
+    handshake: Option<InitiatorHandshake>,
 }
 
 impl OutgoingHandshake {
@@ -93,7 +93,7 @@ impl OutgoingHandshake {
                     Ok(false) => return HandshakeStatus::Waiting,
                     Err(error) => return HandshakeStatus::Unreachable(error.kind()),
                 }
-                let Ok(handshake) = CallerHandshake::new(membership, peer, purpose, nonces.draw()) else {
+                let Ok(handshake) = InitiatorHandshake::new(membership, peer, purpose, nonces.draw()) else {
                     return HandshakeStatus::Closed;
                 };
                 if !send_all(&self.socket, handshake.hello(), Instant::now()) {
@@ -128,15 +128,15 @@ impl OutgoingHandshake {
 /// A call to this rank.
 pub(crate) struct IncomingHandshake {
     socket: TcpStream,
-    handshake: CalledHandshake,
+    handshake: ResponderHandshake,
 }
 
 impl IncomingHandshake {
     pub(crate) fn new(socket: TcpStream, nonces: &mut Nonces) -> IncomingHandshake {
-        IncomingHandshake { socket, handshake: CalledHandshake::new(Instant::now(), nonces.draw()) }
+        IncomingHandshake { socket, handshake: ResponderHandshake::new(Instant::now(), nonces.draw()) }
     }
 
-    /// See [`CalledHandshake::claimed`].
+    /// See [`ResponderHandshake::claimed`].
     pub(crate) fn claimed(&self) -> Option<(Rank, Purpose)> {
         self.handshake.claimed()
     }
@@ -157,7 +157,7 @@ impl IncomingHandshake {
         Ok(Stream::new(self.socket.try_clone()?, self.handshake.take_session()))
     }
 
-    /// See [`CalledHandshake::feed`].
+    /// See [`ResponderHandshake::feed`].
     pub(crate) fn advance(
         &mut self,
         membership: Membership<'_>,

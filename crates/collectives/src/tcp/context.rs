@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::Noticed;
+use crate::LossCause;
 use crate::abort::AbortReason;
 use crate::call::Call;
 
@@ -24,7 +24,7 @@ pub(super) enum ExchangeError {
     Aborted,
     Abort(AbortReason),
     /// By its index among the members.
-    Lost(usize, Noticed),
+    Lost(usize, LossCause),
     Deadline,
 }
 

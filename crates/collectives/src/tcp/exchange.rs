@@ -13,7 +13,7 @@ use super::context::{ExchangeContext, ExchangeError, ExchangeResult};
 use super::peer::{IncomingMessage, Unsent};
 use super::share::Share;
 use super::wire::{HEADER_BYTES, MessageHeader, MessageKind};
-use crate::Noticed;
+use crate::LossCause;
 use crate::abort::{ABORT_BYTES, AbortReason};
 use crate::call::Call;
 use crate::operation::{Operation, hold_apart};
@@ -147,7 +147,7 @@ impl TcpTransport {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(moved),
                     Err(error) => {
                         link.unsent = None;
-                        let noticed = Noticed::from_connection(&error);
+                        let noticed = LossCause::from_connection(&error);
                         // It may have said why it went.
                         return Err(self.final_message(peer, 0).unwrap_or(ExchangeError::Lost(peer, noticed)));
                     }
@@ -201,10 +201,10 @@ impl TcpTransport {
             };
             // SAFETY: the rest of our header, or of memory of the schedule under way.
             match unsafe { link.stream.receive(to, length) } {
-                Ok(0) => return Err(ExchangeError::Lost(peer, Noticed::ConnectionClosed)),
+                Ok(0) => return Err(ExchangeError::Lost(peer, LossCause::ConnectionClosed)),
                 Ok(read) => incoming.done += read,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(error) => return Err(ExchangeError::Lost(peer, Noticed::from_connection(&error))),
+                Err(error) => return Err(ExchangeError::Lost(peer, LossCause::from_connection(&error))),
             }
             *moved = true;
             if !incoming.checked && incoming.done == HEADER_BYTES {
@@ -226,10 +226,10 @@ impl TcpTransport {
         (sends, expects): (u64, u64),
         context: &ExchangeContext,
     ) -> ExchangeResult {
-        let garbled = || ExchangeError::Lost(peer, Noticed::Garbled);
+        let garbled = || ExchangeError::Lost(peer, LossCause::Garbled);
         let header = MessageHeader::from_bytes(&incoming.header).ok_or_else(garbled)?;
         match header.kind {
-            MessageKind::Goodbye => return Err(ExchangeError::Lost(peer, Noticed::LeftGroup)),
+            MessageKind::Goodbye => return Err(ExchangeError::Lost(peer, LossCause::LeftGroup)),
             MessageKind::Abort => return Err(self.receive_abort(peer, context)),
             MessageKind::Data => {}
         }
@@ -271,7 +271,7 @@ impl TcpTransport {
 
     /// The reason that follows the header of an abort; its sender has it ready.
     fn receive_abort(&mut self, peer: usize, context: &ExchangeContext) -> ExchangeError {
-        let lost = ExchangeError::Lost(peer, Noticed::ConnectionClosed);
+        let lost = ExchangeError::Lost(peer, LossCause::ConnectionClosed);
         let Some(link) = &mut self.peers[peer] else { return lost };
         let mut bytes = [0; ABORT_BYTES];
         let mut done = 0;
@@ -290,7 +290,7 @@ impl TcpTransport {
                 Err(_) => return lost,
             }
         }
-        AbortReason::from_bytes(&bytes).map_or(ExchangeError::Lost(peer, Noticed::Garbled), ExchangeError::Abort)
+        AbortReason::from_bytes(&bytes).map_or(ExchangeError::Lost(peer, LossCause::Garbled), ExchangeError::Abort)
     }
 
     /// The abort of a peer that sent all its parts of an operation that went well here, and then gave it up itself.
@@ -320,7 +320,7 @@ impl TcpTransport {
         }
         match self.peek_message(peer)? {
             (MessageHeader { kind: MessageKind::Goodbye, .. }, _) => {
-                Some(ExchangeError::Lost(peer, Noticed::LeftGroup))
+                Some(ExchangeError::Lost(peer, LossCause::LeftGroup))
             }
             (_, reason) => reason.map(ExchangeError::Abort),
         }

@@ -1,8 +1,8 @@
-//! The handshake of two ranks on a new connection, from the side of the caller and from that of the called.
+//! The handshake of two ranks on a new connection, from the side of the initiator and from that of the responder.
 //!
-//! The caller says who it is, with a nonce; the called answers with a nonce of its own and a proof that it is the one that is
-//! called; the caller proves the same, and says with it that this connection is the one it takes, of those it may have opened at
-//! several endpoints. Until then the called believes nothing. See [`super::wire`].
+//! The initiator says who it is, with a nonce; the responder answers with a nonce of its own and a proof that it is the rank that was
+//! called; the initiator proves the same, and says with it that this connection is the one it takes, of those it may have opened at
+//! several endpoints. Until then the responder believes nothing. See [`super::wire`].
 //!
 //! Bytes in, bytes out; but the keys of encrypted connections are the system's random numbers. The sockets are in [`super::connect`].
 
@@ -21,14 +21,14 @@ use crate::{Address, Error, Rank};
 
 /// Between two calls of the same rank at its endpoints.
 pub(crate) const STAGGER: Duration = Duration::from_millis(250);
-/// A caller who connects and says nothing is given up after this.
+/// An initiator who connects and says nothing is given up after this.
 pub(crate) const HELLO_DEADLINE: Duration = Duration::from_secs(2);
 /// One that was answered, after this. A member confirms at once, unless its process is stopped: it then believes to have a
 /// connection, so this is not short.
 pub(crate) const CONFIRMATION_DEADLINE: Duration = Duration::from_secs(30);
-/// Callers that are listened to, besides two of each rank.
+/// Initiators that are listened to, besides two of each rank.
 pub(crate) const MAX_UNIDENTIFIED: usize = 64;
-/// Callers that are accepted before those that are there are listened to.
+/// Initiators that are accepted before those that are there are listened to.
 pub(crate) const MAX_ACCEPTED_AT_ONCE: usize = 16;
 
 /// Who belongs to a generation of a group, as one of its ranks knows it.
@@ -71,8 +71,8 @@ impl Membership<'_> {
     }
 
     /// For the proofs of connections to a rank.
-    fn prover(&self, called: Rank) -> Prover {
-        Prover::new(self.secret, &self.addresses[called.0].token)
+    fn prover(&self, responder: Rank) -> Prover {
+        Prover::new(self.secret, &self.addresses[responder.0].token)
     }
 }
 
@@ -80,7 +80,7 @@ impl Membership<'_> {
 pub(crate) enum HandshakeStatus {
     /// Nothing yet.
     Waiting,
-    /// The caller: it was answered by the right one, and now confirms. The called: the caller takes this connection.
+    /// The initiator: it was answered by the right one, and now confirms. The responder: the initiator takes this connection.
     Done,
     /// There is nobody at that endpoint, or no way to it.
     Unreachable(io::ErrorKind),
@@ -96,8 +96,8 @@ const OF_REFUSAL: &[u8] = b"refusal";
 const OF_WELCOME: &[u8] = b"welcome";
 const OF_CONFIRMATION: &[u8] = b"confirmation";
 
-/// The caller's side, from its hello on.
-pub(crate) struct CallerHandshake {
+/// The initiator's side, from its hello on.
+pub(crate) struct InitiatorHandshake {
     prover: Prover,
     own_token: [u8; TOKEN_BYTES],
     hello: [u8; HELLO_BYTES],
@@ -110,14 +110,14 @@ pub(crate) struct CallerHandshake {
     session: Option<Session>,
 }
 
-impl CallerHandshake {
+impl InitiatorHandshake {
     /// Fails where the system has no random numbers for a key.
     pub(crate) fn new(
         membership: Membership<'_>,
         peer: Rank,
         purpose: Purpose,
         nonce: Nonce,
-    ) -> Result<CallerHandshake, instep_noise::Error> {
+    ) -> Result<InitiatorHandshake, instep_noise::Error> {
         let prover = membership.prover(peer);
         let claim = Claim {
             generation: membership.generation,
@@ -128,15 +128,15 @@ impl CallerHandshake {
             nonce,
         };
         let begun = membership.encrypt.then(|| Initiator::start(&prover.session_key(), &claim.to_bytes()));
-        let (initiator, share) = match begun.transpose()? {
-            Some((initiator, share)) => (Some(initiator), share),
+        let (initiator, noise_message) = match begun.transpose()? {
+            Some((initiator, noise_message)) => (Some(initiator), noise_message),
             None => (None, [0; instep_noise::HELLO_BYTES]),
         };
-        let proof = prover.proof(&[OF_HELLO, &claim.to_bytes(), &share]);
-        Ok(CallerHandshake {
+        let proof = prover.proof(&[OF_HELLO, &claim.to_bytes(), &noise_message]);
+        Ok(InitiatorHandshake {
             prover,
             own_token: membership.addresses[membership.rank.0].token,
-            hello: Hello { claim, share, proof }.to_bytes(),
+            hello: Hello { claim, noise_message, proof }.to_bytes(),
             answer: Vec::new(),
             length: ANSWER_BYTES,
             confirmation: [0; CONFIRMATION_BYTES],
@@ -183,12 +183,12 @@ impl CallerHandshake {
             let refused = || HandshakeStatus::Refused(String::from_utf8_lossy(text).into_owned());
             return if authentic { refused() } else { HandshakeStatus::Closed };
         }
-        let of = |label| [label, &self.hello[..], &answer.nonce, &answer.share, &self.own_token];
+        let of = |label| [label, &self.hello[..], &answer.nonce, &answer.noise_message, &self.own_token];
         if !self.prover.accepts(&answer.proof, &of(OF_WELCOME)) {
             return HandshakeStatus::Closed;
         }
         self.confirmation = wire::confirmation(self.prover.proof(&of(OF_CONFIRMATION)));
-        match self.initiator.take().map(|initiator| initiator.finish(&answer.share)).transpose() {
+        match self.initiator.take().map(|initiator| initiator.finish(&answer.noise_message)).transpose() {
             Ok(session) => self.session = session,
             Err(_) => return HandshakeStatus::Closed,
         }
@@ -196,8 +196,8 @@ impl CallerHandshake {
     }
 }
 
-/// The called side, from the accepted connection on.
-pub(crate) struct CalledHandshake {
+/// The responder's side, from the accepted connection on.
+pub(crate) struct ResponderHandshake {
     since: Instant,
     nonce: Nonce,
     received: Vec<u8>,
@@ -215,17 +215,17 @@ struct Claimed {
     session: Option<Session>,
 }
 
-impl CalledHandshake {
-    pub(crate) fn new(now: Instant, nonce: Nonce) -> CalledHandshake {
-        CalledHandshake { since: now, nonce, received: Vec::new(), unauthenticated: false, claimed: None }
+impl ResponderHandshake {
+    pub(crate) fn new(now: Instant, nonce: Nonce) -> ResponderHandshake {
+        ResponderHandshake { since: now, nonce, received: Vec::new(), unauthenticated: false, claimed: None }
     }
 
-    /// When a caller that says nothing more is given up.
+    /// When an initiator that says nothing more is given up.
     pub(crate) fn deadline(&self) -> Instant {
         self.since + if self.claimed.is_some() { CONFIRMATION_DEADLINE } else { HELLO_DEADLINE }
     }
 
-    /// Who the caller says it is. Only after [`HandshakeStatus::Done`] it is.
+    /// Who the initiator says it is. Only after [`HandshakeStatus::Done`] it is.
     pub(crate) fn claimed(&self) -> Option<(Rank, Purpose)> {
         self.claimed.as_ref().map(|claimed| (claimed.rank, claimed.purpose))
     }
@@ -245,7 +245,7 @@ impl CalledHandshake {
         length - self.received.len()
     }
 
-    /// Takes bytes of the caller, no more than wanted; gives what to answer, which may be nothing.
+    /// Takes bytes of the initiator, no more than wanted; gives what to answer, which may be nothing.
     ///
     /// `expects` knows who may call what for; others are let go, and call again if they are early. Who is let in where
     /// `closing` says why not is told that.
@@ -268,7 +268,7 @@ impl CalledHandshake {
             return (if confirmed { HandshakeStatus::Done } else { HandshakeStatus::Closed }, Vec::new());
         }
         let hello: [u8; HELLO_BYTES] = received[..].try_into().expect("that many were gathered");
-        let Some(Hello { claim, share, proof }) = Hello::from_bytes(&hello) else {
+        let Some(Hello { claim, noise_message, proof }) = Hello::from_bytes(&hello) else {
             return (HandshakeStatus::Closed, Vec::new());
         };
         let prover = membership.prover(membership.rank);
@@ -280,24 +280,24 @@ impl CalledHandshake {
         match admit(membership, &claim, expects, closing) {
             Admission::Welcome if !welcomed.insert(claim.nonce) => (HandshakeStatus::Closed, Vec::new()),
             Admission::Welcome => {
-                let begun = claim.encrypted.then(|| respond(&prover.session_key(), &claim.to_bytes(), &share));
-                let (session, share) = match begun.transpose() {
-                    Ok(Some((session, share))) => (Some(session), share),
+                let begun = claim.encrypted.then(|| respond(&prover.session_key(), &claim.to_bytes(), &noise_message));
+                let (session, noise_message) = match begun.transpose() {
+                    Ok(Some((session, noise_message))) => (Some(session), noise_message),
                     Ok(None) => (None, [0; instep_noise::ANSWER_BYTES]),
                     Err(_) => return (HandshakeStatus::Closed, Vec::new()),
                 };
                 let token = &membership.addresses[peer.0].token;
                 let [of_welcome, proof] = [OF_WELCOME, OF_CONFIRMATION]
-                    .map(|label| prover.proof(&[label, &hello, &self.nonce, &share, token]));
+                    .map(|label| prover.proof(&[label, &hello, &self.nonce, &noise_message, token]));
                 self.claimed = Some(Claimed { rank: peer, purpose: claim.purpose, proof, session });
-                let answer = Answer { nonce: self.nonce, share, proof: of_welcome, length: 0 };
+                let answer = Answer { nonce: self.nonce, noise_message, proof: of_welcome, length: 0 };
                 (HandshakeStatus::Waiting, answer.to_bytes().to_vec())
             }
             Admission::Refused(text) => {
                 let text = &text.as_bytes()[..text.len().min(LONGEST_TEXT)];
                 let proof = prover.proof(&[OF_REFUSAL, &hello, text]);
-                let (nonce, share) = ([0; NONCE_BYTES], [0; instep_noise::ANSWER_BYTES]);
-                let answer = Answer { nonce, share, proof, length: text.len() };
+                let (nonce, noise_message) = ([0; NONCE_BYTES], [0; instep_noise::ANSWER_BYTES]);
+                let answer = Answer { nonce, noise_message, proof, length: text.len() };
                 (HandshakeStatus::Closed, [&answer.to_bytes()[..], text].concat())
             }
             Admission::Stranger => (HandshakeStatus::Closed, Vec::new()),
@@ -317,11 +317,11 @@ impl WelcomedHellos {
     }
 }
 
-/// Which of these callers gives way where there are as many as there may be: the one that has been silent the longest, of
+/// Which of these initiators gives way where there are as many as there may be: the one that has been silent the longest, of
 /// those that have shown nothing if there are any.
-pub(crate) fn gives_way<Key>(callers: impl Iterator<Item = (Key, Option<(Rank, Purpose)>)>) -> Option<Key> {
+pub(crate) fn gives_way<Key>(initiators: impl Iterator<Item = (Key, Option<(Rank, Purpose)>)>) -> Option<Key> {
     let mut oldest = None;
-    for (key, claimed) in callers {
+    for (key, claimed) in initiators {
         if claimed.is_none() {
             return Some(key);
         }
@@ -338,7 +338,7 @@ pub(crate) fn disagreement(encrypts: Rank, not: Rank) -> String {
     )
 }
 
-/// What a caller gets.
+/// What an initiator gets.
 enum Admission {
     Welcome,
     /// A member is told why.
@@ -347,7 +347,7 @@ enum Admission {
     Stranger,
 }
 
-/// Who is welcome, of callers that know the secret or have recorded somebody who does.
+/// Who is welcome, of initiators that know the secret or have recorded somebody who does.
 fn admit(
     membership: Membership<'_>,
     claim: &Claim,

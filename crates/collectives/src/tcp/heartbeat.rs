@@ -30,7 +30,7 @@ use crate::abort::{Abort, AbortFlag, AbortReason, Position};
 use crate::rank::LocalRank;
 use crate::socket::{linger, poll_timeout};
 use crate::sync::{ForkGuard, event_fd, join, until};
-use crate::{Error, Noticed, Rank};
+use crate::{Error, LossCause, Rank};
 
 /// Between two beats.
 const BEAT: Duration = Duration::from_millis(150);
@@ -208,7 +208,7 @@ impl Monitor {
             // What waits already is a beat as well.
             let beat: &[u8] = if host.unsent.is_empty() { &[BEAT_BYTE] } else { &[] };
             if let Err(error) = host.send(beat) {
-                lost.push((host.rank, Noticed::from_connection(&error)));
+                lost.push((host.rank, LossCause::from_connection(&error)));
             }
         }
         self.handle_lost(&lost);
@@ -222,13 +222,13 @@ impl Monitor {
                 // SAFETY: bytes on this stack.
                 let read = match unsafe { host.stream.receive(bytes.as_mut_ptr(), bytes.len()) } {
                     Ok(0) => {
-                        lost.push((host.rank, Noticed::ConnectionClosed));
+                        lost.push((host.rank, LossCause::ConnectionClosed));
                         break;
                     }
                     Ok(read) => read,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) => {
-                        lost.push((host.rank, Noticed::from_connection(&error)));
+                        lost.push((host.rank, LossCause::from_connection(&error)));
                         break;
                     }
                 };
@@ -245,7 +245,7 @@ impl Monitor {
                             gone.push(host.rank);
                         }
                         HeartbeatMessage::Goodbye => gone.push(host.rank),
-                        HeartbeatMessage::Garbled => lost.push((host.rank, Noticed::Garbled)),
+                        HeartbeatMessage::Garbled => lost.push((host.rank, LossCause::Garbled)),
                     }
                 }
                 if over {
@@ -299,9 +299,10 @@ impl Monitor {
 
     /// Aborts the group because of the first host that is silent. A connection that ends otherwise is noticed at once by
     /// whoever needs that rank, who knows what for. There are no more heartbeats with any of them.
-    fn handle_lost(&mut self, lost: &[(Rank, Noticed)]) {
-        let silent =
-            lost.iter().find(|(_, noticed)| matches!(noticed, Noticed::NoAnswer | Noticed::Garbled | Noticed::Altered));
+    fn handle_lost(&mut self, lost: &[(Rank, LossCause)]) {
+        let silent = lost
+            .iter()
+            .find(|(_, noticed)| matches!(noticed, LossCause::NoAnswer | LossCause::Garbled | LossCause::Altered));
         if let Some(&(rank, noticed)) = silent {
             let (call, sequence) = self.abort_flag.under_way();
             self.abort.abort(&AbortReason::Lost { rank, call, sequence, noticed, by: self.rank });

@@ -15,7 +15,8 @@ use std::time::Instant;
 use instep_noise::Session;
 
 use super::handshake::{
-    CalledHandshake, CallerHandshake, HandshakeStatus, MAX_UNIDENTIFIED, Membership, STAGGER, WelcomedHellos, gives_way,
+    HandshakeStatus, InitiatorHandshake, MAX_UNIDENTIFIED, Membership, ResponderHandshake, STAGGER, WelcomedHellos,
+    gives_way,
 };
 use super::secret::Nonces;
 use super::wire::Purpose;
@@ -89,7 +90,7 @@ struct OutgoingCall {
     wanted: WantedConnection,
     endpoint: SocketAddr,
     /// None until the connection is there and the hello is out.
-    handshake: Option<CallerHandshake>,
+    handshake: Option<InitiatorHandshake>,
 }
 
 /// The set-up of one rank's connections.
@@ -102,8 +103,8 @@ pub(super) struct Setup<'a> {
     /// Of connections that are encrypted.
     sessions: BTreeMap<ConnectionId, Session>,
     dials: Vec<EndpointDial>,
-    calls: BTreeMap<ConnectionId, OutgoingCall>,
-    callers: BTreeMap<ConnectionId, CalledHandshake>,
+    outgoing: BTreeMap<ConnectionId, OutgoingCall>,
+    incoming: BTreeMap<ConnectionId, ResponderHandshake>,
     next_id: ConnectionId,
     nonces: Nonces,
     welcomed: WelcomedHellos,
@@ -134,8 +135,8 @@ impl<'a> Setup<'a> {
             found: vec![None; wanted.len()],
             sessions: BTreeMap::new(),
             dials,
-            calls: BTreeMap::new(),
-            callers: BTreeMap::new(),
+            outgoing: BTreeMap::new(),
+            incoming: BTreeMap::new(),
             next_id: 0,
             nonces,
             welcomed: WelcomedHellos::default(),
@@ -177,11 +178,11 @@ impl<'a> Setup<'a> {
     /// When to [tick](Setup::tick) at the latest.
     pub(super) fn wakeup(&self) -> Instant {
         let dials = self.dials.iter().filter(|dial| self.is_open(dial.wanted)).map(|dial| dial.next_at);
-        let callers = self.callers.values().map(CalledHandshake::deadline);
-        dials.chain(callers).fold(self.deadline, Instant::min)
+        let incoming = self.incoming.values().map(ResponderHandshake::deadline);
+        dials.chain(incoming).fold(self.deadline, Instant::min)
     }
 
-    /// Calls the next endpoint of every connection that is still open, and gives up callers that say nothing.
+    /// Calls the next endpoint of every connection that is still open, and gives up incoming ones that say nothing.
     pub(super) fn tick(&mut self, now: Instant) {
         for index in 0..self.dials.len() {
             let dial = &self.dials[index];
@@ -191,34 +192,34 @@ impl<'a> Setup<'a> {
             let (wanted, endpoint) = (dial.wanted, dial.endpoints[dial.next % dial.endpoints.len()]);
             self.dials[index].next += 1;
             self.dials[index].next_at = now + STAGGER;
-            if self.calls.values().all(|call| (call.wanted, call.endpoint) != (wanted, endpoint)) {
+            if self.outgoing.values().all(|call| (call.wanted, call.endpoint) != (wanted, endpoint)) {
                 let id = self.new_id();
-                self.calls.insert(id, OutgoingCall { wanted, endpoint, handshake: None });
+                self.outgoing.insert(id, OutgoingCall { wanted, endpoint, handshake: None });
                 self.actions.push_back(SetupAction::Dial { id, endpoint });
             }
         }
-        let silent = |caller: &CalledHandshake| now >= caller.deadline();
-        let expired: Vec<_> = self.callers.iter().filter(|(_, caller)| silent(caller)).map(|(id, _)| *id).collect();
-        expired.into_iter().for_each(|id| self.drop_caller(id));
+        let silent = |one: &ResponderHandshake| now >= one.deadline();
+        let expired: Vec<_> = self.incoming.iter().filter(|(_, one)| silent(one)).map(|(id, _)| *id).collect();
+        expired.into_iter().for_each(|id| self.drop_incoming(id));
     }
 
-    /// Somebody called. Of too many callers another one is closed for it: see [`gives_way`].
+    /// Somebody called. Of too many incoming connections another one is closed for it: see [`gives_way`].
     pub(super) fn accepted(&mut self, now: Instant) -> ConnectionId {
-        if self.callers.len() >= 2 * self.wanted.len() + MAX_UNIDENTIFIED
-            && let Some(other) = gives_way(self.callers.iter().map(|(id, caller)| (*id, caller.claimed())))
+        if self.incoming.len() >= 2 * self.wanted.len() + MAX_UNIDENTIFIED
+            && let Some(other) = gives_way(self.incoming.iter().map(|(id, one)| (*id, one.claimed())))
         {
-            self.drop_caller(other);
+            self.drop_incoming(other);
         }
         let id = self.new_id();
-        self.callers.insert(id, CalledHandshake::new(now, self.nonces.draw()));
+        self.incoming.insert(id, ResponderHandshake::new(now, self.nonces.draw()));
         id
     }
 
     /// A call has reached somebody.
     pub(super) fn connected(&mut self, id: ConnectionId) {
-        let Some(call) = self.calls.get_mut(&id) else { return };
+        let Some(call) = self.outgoing.get_mut(&id) else { return };
         let WantedConnection { peer, purpose } = call.wanted;
-        match CallerHandshake::new(self.membership, peer, purpose, self.nonces.draw()) {
+        match InitiatorHandshake::new(self.membership, peer, purpose, self.nonces.draw()) {
             Ok(handshake) => {
                 self.actions.push_back(SetupAction::Send { id, bytes: handshake.hello().to_vec() });
                 call.handshake = Some(handshake);
@@ -229,19 +230,19 @@ impl<'a> Setup<'a> {
 
     /// How much of a connection is to be read now; what follows belongs to whoever gets the connection.
     pub(super) fn wanted_bytes(&self, id: ConnectionId) -> usize {
-        let call = self.calls.get(&id).and_then(|call| call.handshake.as_ref()).map(CallerHandshake::wanted);
-        call.or_else(|| self.callers.get(&id).map(CalledHandshake::wanted)).unwrap_or(0)
+        let call = self.outgoing.get(&id).and_then(|call| call.handshake.as_ref()).map(InitiatorHandshake::wanted);
+        call.or_else(|| self.incoming.get(&id).map(ResponderHandshake::wanted)).unwrap_or(0)
     }
 
     /// Bytes of a connection, no more than wanted.
     pub(super) fn received(&mut self, id: ConnectionId, bytes: &[u8]) {
-        if let Some(call) = self.calls.get_mut(&id) {
+        if let Some(call) = self.outgoing.get_mut(&id) {
             let (wanted, Some(handshake)) = (call.wanted, &mut call.handshake) else { return };
             match handshake.feed(bytes) {
                 HandshakeStatus::Waiting => {}
                 HandshakeStatus::Done => {
                     let (bytes, session) = (handshake.confirmation().to_vec(), handshake.take_session());
-                    self.calls.remove(&id);
+                    self.outgoing.remove(&id);
                     if self.is_open(wanted) {
                         self.sessions.extend(session.map(|session| (id, session)));
                         self.actions.push_back(SetupAction::Send { id, bytes });
@@ -256,28 +257,28 @@ impl<'a> Setup<'a> {
                     self.actions.push_back(SetupAction::Close { id });
                 }
             }
-        } else if let Some(caller) = self.callers.get_mut(&id) {
+        } else if let Some(one) = self.incoming.get_mut(&id) {
             let (membership, wanted) = (self.membership, self.wanted);
             let expects = |peer: Rank, purpose: Purpose| {
                 peer > membership.rank && wanted.contains(&WantedConnection { peer, purpose })
             };
-            let (status, reply) = caller.feed(bytes, membership, expects, None, &mut self.welcomed);
+            let (status, reply) = one.feed(bytes, membership, expects, None, &mut self.welcomed);
             if !reply.is_empty() {
                 self.actions.push_back(SetupAction::Send { id, bytes: reply });
             }
             match status {
                 HandshakeStatus::Waiting => {}
                 HandshakeStatus::Done => {
-                    let (claimed, session) = (caller.claimed(), caller.take_session());
-                    self.callers.remove(&id);
+                    let (claimed, session) = (one.claimed(), one.take_session());
+                    self.incoming.remove(&id);
                     if let Some((peer, purpose)) = claimed {
                         self.sessions.extend(session.map(|session| (id, session)));
                         self.take(WantedConnection { peer, purpose }, id);
                     }
                 }
                 HandshakeStatus::Closed | HandshakeStatus::Unreachable(_) | HandshakeStatus::Refused(_) => {
-                    self.unauthenticated |= caller.is_unauthenticated();
-                    self.drop_caller(id);
+                    self.unauthenticated |= one.is_unauthenticated();
+                    self.drop_incoming(id);
                 }
             }
         }
@@ -285,12 +286,12 @@ impl<'a> Setup<'a> {
 
     /// A connection is over, or was never there.
     pub(super) fn closed(&mut self, id: ConnectionId) {
-        if let Some(call) = self.calls.remove(&id) {
+        if let Some(call) = self.outgoing.remove(&id) {
             // Nobody at an endpoint means nothing; a member that was greeted and hung up may not know the secret.
             self.unauthenticated |= call.handshake.is_some();
         }
-        if let Some(caller) = self.callers.remove(&id) {
-            self.unauthenticated |= caller.is_unauthenticated();
+        if let Some(one) = self.incoming.remove(&id) {
+            self.unauthenticated |= one.is_unauthenticated();
         }
         // It could not be confirmed: it is sought again.
         self.found.iter_mut().filter(|found| **found == Some(id)).for_each(|found| *found = None);
@@ -310,8 +311,8 @@ impl<'a> Setup<'a> {
         self.wanted.iter().zip(&self.found).any(|(other, found)| *other == wanted && found.is_none())
     }
 
-    fn drop_caller(&mut self, id: ConnectionId) {
-        self.callers.remove(&id);
+    fn drop_incoming(&mut self, id: ConnectionId) {
+        self.incoming.remove(&id);
         self.actions.push_back(SetupAction::Close { id });
     }
 
@@ -319,9 +320,10 @@ impl<'a> Setup<'a> {
     fn take(&mut self, wanted: WantedConnection, id: ConnectionId) {
         let Some(index) = self.wanted.iter().position(|other| *other == wanted) else { return };
         let before = self.found[index].replace(id);
-        let others: Vec<_> = self.calls.iter().filter(|(_, call)| call.wanted == wanted).map(|(id, _)| *id).collect();
+        let others: Vec<_> =
+            self.outgoing.iter().filter(|(_, call)| call.wanted == wanted).map(|(id, _)| *id).collect();
         for other in others.into_iter().chain(before) {
-            self.calls.remove(&other);
+            self.outgoing.remove(&other);
             self.actions.push_back(SetupAction::Close { id: other });
         }
     }

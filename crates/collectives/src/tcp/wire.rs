@@ -1,23 +1,23 @@
 //! What ranks say to each other over the network, as bytes; all numbers are little endian.
 //!
 //! ```text
-//! caller → called   magic(8) generation(8) world(4) rank(4) purpose(4) encrypted(4) nonce(16) share(48) proof(16)
-//! called → caller   magic(8) nonce(16) share(48) proof(16) 0(4)                 welcome
-//!                   magic(8) 0(16) 0(48) proof(16) length(4) text               why not
-//! caller → called   magic(8) proof(16)                                          this connection is the one
+//! initiator → responder   magic(8) generation(8) world(4) rank(4) purpose(4) encrypted(4) nonce(16) noise(48) proof(16)
+//! responder → initiator   magic(8) nonce(16) noise(48) proof(16) 0(4)                 welcome
+//!                         magic(8) 0(16) 0(48) proof(16) length(4) text               why not
+//! initiator → responder   magic(8) proof(16)                                          this connection is the one
 //!
-//! message           magic(4) kind(4) generation(8) sequence(8) step(8) call(24) sends(8) expects(8) length(8), then the bytes
+//! message                 magic(4) kind(4) generation(8) sequence(8) step(8) call(24) sends(8) expects(8) length(8), then the bytes
 //! ```
 //! A proof is a hash under a key that only members can make, see [`super::secret`]: of the hello; of the hello with the text
-//! of a refusal; of the hello with the nonce of the called and the token of the caller, once from each side. So neither side
+//! of a refusal; of the hello with the nonce of the responder and the token of the initiator, once from each side. So neither side
 //! believes what was recorded earlier: a hello alone shows only that somebody knew the key once, and gets a nonce for it; the
-//! last proof shows that the caller is there now. The tokens are in the addresses, which only members have: a caller notices when
+//! last proof shows that the initiator is there now. The tokens are in the addresses, which only members have: an initiator notices when
 //! somebody else answers at an address that the other rank believes to be its own.
 //!
-//! Where ranks encrypt what they send each other, the shares are the two messages of a handshake of [`instep_noise`], and
+//! Where ranks encrypt what they send each other, the noise messages are the two messages of a handshake of [`instep_noise`], and
 //! everything after the confirmation comes in its frames; elsewhere they are zeros.
 
-use instep_noise::{ANSWER_BYTES as ANSWER_SHARE_BYTES, HELLO_BYTES as SHARE_BYTES};
+use instep_noise::{ANSWER_BYTES as NOISE_ANSWER_BYTES, HELLO_BYTES as NOISE_HELLO_BYTES};
 
 use super::secret::{NONCE_BYTES, Nonce, PROOF_BYTES, Proof};
 use crate::call::CALL_WORDS;
@@ -28,9 +28,9 @@ const CONFIRMATION_MAGIC: [u8; 8] = *b"instepC3";
 const MESSAGE_MAGIC: u32 = u32::from_le_bytes(*b"iS01");
 pub(crate) const CLAIM_BYTES: usize = 48;
 /// What of a hello its proof is of.
-pub(crate) const PROVED_BYTES: usize = CLAIM_BYTES + SHARE_BYTES;
+pub(crate) const PROVED_BYTES: usize = CLAIM_BYTES + NOISE_HELLO_BYTES;
 pub(crate) const HELLO_BYTES: usize = PROVED_BYTES + PROOF_BYTES;
-pub(crate) const ANSWER_BYTES: usize = 8 + NONCE_BYTES + ANSWER_SHARE_BYTES + PROOF_BYTES + 4;
+pub(crate) const ANSWER_BYTES: usize = 8 + NONCE_BYTES + NOISE_ANSWER_BYTES + PROOF_BYTES + 4;
 pub(crate) const CONFIRMATION_BYTES: usize = 8 + PROOF_BYTES;
 pub(crate) const HEADER_BYTES: usize = 80;
 /// The longest text of a refusal.
@@ -77,12 +77,12 @@ impl Purpose {
 pub(crate) struct Claim {
     pub(crate) generation: u64,
     pub(crate) world: u32,
-    /// Of the caller.
+    /// Of the initiator.
     pub(crate) rank: u32,
     pub(crate) purpose: Purpose,
     /// What follows the handshake is.
     pub(crate) encrypted: bool,
-    /// Of the caller.
+    /// Of the initiator.
     pub(crate) nonce: Nonce,
 }
 
@@ -113,11 +113,11 @@ impl Claim {
     }
 }
 
-/// What a caller says first.
+/// What an initiator says first.
 pub(crate) struct Hello {
     pub(crate) claim: Claim,
-    /// Of the caller in the key.
-    pub(crate) share: [u8; SHARE_BYTES],
+    /// Of the initiator in the key.
+    pub(crate) noise_message: [u8; NOISE_HELLO_BYTES],
     pub(crate) proof: Proof,
 }
 
@@ -125,23 +125,23 @@ impl Hello {
     pub(crate) fn to_bytes(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..CLAIM_BYTES].copy_from_slice(&self.claim.to_bytes());
-        bytes[CLAIM_BYTES..PROVED_BYTES].copy_from_slice(&self.share);
+        bytes[CLAIM_BYTES..PROVED_BYTES].copy_from_slice(&self.noise_message);
         bytes[PROVED_BYTES..].copy_from_slice(&self.proof);
         bytes
     }
 
     pub(crate) fn from_bytes(bytes: &[u8; HELLO_BYTES]) -> Option<Hello> {
-        let (share, proof) = (part(bytes, CLAIM_BYTES), part(bytes, PROVED_BYTES));
-        Some(Hello { claim: Claim::from_bytes(&part(bytes, 0))?, share, proof })
+        let (noise_message, proof) = (part(bytes, CLAIM_BYTES), part(bytes, PROVED_BYTES));
+        Some(Hello { claim: Claim::from_bytes(&part(bytes, 0))?, noise_message, proof })
     }
 }
 
-/// What the called says: welcome, if no text follows.
+/// What the responder says: welcome, if no text follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
-    /// Of the called, in a welcome.
+    /// Of the responder, in a welcome.
     pub(crate) nonce: Nonce,
-    pub(crate) share: [u8; ANSWER_SHARE_BYTES],
+    pub(crate) noise_message: [u8; NOISE_ANSWER_BYTES],
     pub(crate) proof: Proof,
     /// Of the text that follows.
     pub(crate) length: usize,
@@ -152,7 +152,7 @@ impl Answer {
         let mut bytes = [0; ANSWER_BYTES];
         bytes[..8].copy_from_slice(&ANSWER_MAGIC);
         bytes[8..24].copy_from_slice(&self.nonce);
-        bytes[24..72].copy_from_slice(&self.share);
+        bytes[24..72].copy_from_slice(&self.noise_message);
         bytes[72..88].copy_from_slice(&self.proof);
         bytes[88..].copy_from_slice(&(self.length as u32).to_le_bytes());
         bytes
@@ -160,12 +160,12 @@ impl Answer {
 
     pub(crate) fn from_bytes(bytes: &[u8; ANSWER_BYTES]) -> Option<Answer> {
         let length = u32::from_le_bytes(part(bytes, 88)) as usize;
-        let answer = Answer { nonce: part(bytes, 8), share: part(bytes, 24), proof: part(bytes, 72), length };
+        let answer = Answer { nonce: part(bytes, 8), noise_message: part(bytes, 24), proof: part(bytes, 72), length };
         (bytes[..8] == ANSWER_MAGIC && length <= LONGEST_TEXT).then_some(answer)
     }
 }
 
-/// The caller's last word of the handshake.
+/// The initiator's last word of the handshake.
 pub(crate) fn confirmation(proof: Proof) -> [u8; CONFIRMATION_BYTES] {
     let mut bytes = [0; CONFIRMATION_BYTES];
     bytes[..8].copy_from_slice(&CONFIRMATION_MAGIC);
@@ -274,15 +274,15 @@ mod tests {
             (generation, world, rank) in any::<(u64, u32, u32)>(),
             (purpose, channel) in (0u32..4, any::<u8>()),
             encrypted: bool,
-            share in proptest::collection::vec(any::<u8>(), SHARE_BYTES),
+            noise_message in proptest::collection::vec(any::<u8>(), NOISE_HELLO_BYTES),
             length in 0usize..2 * LONGEST_TEXT,
         ) {
             let channel = if purpose % 2 == 0 { channel } else { 0 };
-            let (purpose, share) = (Purpose::from_word(purpose | u32::from(channel) << 8).unwrap(), part(&share, 0));
+            let (purpose, noise_message) = (Purpose::from_word(purpose | u32::from(channel) << 8).unwrap(), part(&noise_message, 0));
             let claim = Claim { generation, world, rank, purpose, encrypted, nonce };
-            let hello = Hello::from_bytes(&Hello { claim, share, proof }.to_bytes()).unwrap();
-            prop_assert_eq!((hello.claim, hello.share, hello.proof), (claim, share, proof));
-            let answer = Answer { nonce, share, proof, length };
+            let hello = Hello::from_bytes(&Hello { claim, noise_message, proof }.to_bytes()).unwrap();
+            prop_assert_eq!((hello.claim, hello.noise_message, hello.proof), (claim, noise_message, proof));
+            let answer = Answer { nonce, noise_message, proof, length };
             prop_assert_eq!(Answer::from_bytes(&answer.to_bytes()), (length <= LONGEST_TEXT).then_some(answer));
             prop_assert_eq!(confirmed_by(&confirmation(proof)), Some(proof));
         }

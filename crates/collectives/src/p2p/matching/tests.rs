@@ -285,13 +285,13 @@ proptest! {
 
 #[test]
 fn a_lost_peer_fails_what_needs_it() {
-    let gone = |peer: Rank, noticed: Noticed| {
+    let gone = |peer: Rank, noticed: LossCause| {
         move |error: MatchError| match error {
             MatchError::Gone { peer: found, noticed: how, .. } => (found, how) == (peer, noticed),
             _ => false,
         }
     };
-    for noticed in [Noticed::ConnectionReset, Noticed::LeftGroup] {
+    for noticed in [LossCause::ConnectionReset, LossCause::LeftGroup] {
         // A receive from it.
         let mut matching = Matching::new(Rank(0), 3, false, LIMITS);
         matching.receive(0, Some(Rank(1)), 0, 8).unwrap();
@@ -305,7 +305,7 @@ fn a_lost_peer_fails_what_needs_it() {
         // A receive from anybody: a death is fatal, a leave only when nobody is left.
         let mut matching = Matching::new(Rank(0), 3, false, LIMITS);
         matching.receive(0, None, 0, 8).unwrap();
-        assert_eq!(matching.peer_lost(Rank(1), noticed).is_err(), noticed != Noticed::LeftGroup);
+        assert_eq!(matching.peer_lost(Rank(1), noticed).is_err(), noticed != LossCause::LeftGroup);
         assert!(matching.peer_lost(Rank(2), noticed).is_err());
         // What has arrived stays, what was only offered goes.
         let mut matching = Matching::new(Rank(0), 2, false, LIMITS);

@@ -25,7 +25,7 @@ use crate::tcp::handshake::{
 use crate::tcp::secret::Nonces;
 use crate::tcp::stream::Stream;
 use crate::tcp::wire::Purpose;
-use crate::{Noticed, Rank};
+use crate::{LossCause, Rank};
 
 /// A rank that goes may have told others why, and they this one: so long that is waited for.
 const REASON: Duration = Duration::from_millis(300);
@@ -46,7 +46,7 @@ impl ProgressThread {
         match membership.endpoints(peer, Purpose::P2p) {
             Ok(endpoints) => self.peers[peer.0].dialing = Some(PeerDial::new(endpoints, Instant::now())),
             // Every rank had some when the group was connected.
-            Err(_) => self.peers[peer.0].disconnect = Disconnect::now(Noticed::ConnectionClosed),
+            Err(_) => self.peers[peer.0].disconnect = Disconnect::now(LossCause::ConnectionClosed),
         }
         self.advance_dial(peer);
     }
@@ -64,8 +64,8 @@ impl ProgressThread {
         let disconnect = match dialing.advance(membership, peer, &mut self.nonces, Instant::now()) {
             DialOutcome::Waiting => return,
             DialOutcome::Connected(stream) => return self.connected(*stream, peer),
-            DialOutcome::Gone => Noticed::ConnectionClosed,
-            DialOutcome::Left => Noticed::LeftGroup,
+            DialOutcome::Gone => LossCause::ConnectionClosed,
+            DialOutcome::Left => LossCause::LeftGroup,
         };
         self.peers[peer.0].dialing = None;
         self.peers[peer.0].disconnect = Disconnect::now(disconnect);
@@ -175,7 +175,7 @@ impl ProgressThread {
                 continue;
             }
             let linked = self.links.values().any(|link| link.peer == Some(peer));
-            if !linked && noticed != Noticed::LeftGroup && since.elapsed() < REASON {
+            if !linked && noticed != LossCause::LeftGroup && since.elapsed() < REASON {
                 continue;
             }
             self.peers[peer.0].disconnect = None;

@@ -29,7 +29,7 @@ use crate::tcp::connect::IncomingHandshake;
 use crate::tcp::handshake::WelcomedHellos;
 use crate::tcp::secret::Nonces;
 use crate::ticket::{Output, Ticket};
-use crate::{Error, Noticed, Rank};
+use crate::{Error, LossCause, Rank};
 use dial::PeerDial;
 
 /// How often a thread with something under way looks whether the group is aborted.
@@ -67,12 +67,12 @@ struct PeerState {
 /// How and when it was noticed that a peer may be gone.
 #[derive(Clone, Copy)]
 struct Disconnect {
-    noticed: Noticed,
+    noticed: LossCause,
     since: Instant,
 }
 
 impl Disconnect {
-    fn now(noticed: Noticed) -> Option<Disconnect> {
+    fn now(noticed: LossCause) -> Option<Disconnect> {
         Some(Disconnect { noticed, since: Instant::now() })
     }
 }
@@ -408,7 +408,7 @@ impl ProgressThread {
                 self.admit(key, hello);
                 Ok(())
             }
-            (Received::Frame(Frame::Goodbye), Some(peer)) => self.peer_lost(peer, Noticed::LeftGroup),
+            (Received::Frame(Frame::Goodbye), Some(peer)) => self.peer_lost(peer, LossCause::LeftGroup),
             (Received::Frame(frame), Some(peer)) => {
                 let handled = self.matching.handle_frame(peer, frame);
                 if let Ok(Some(destination)) = handled {
@@ -430,8 +430,8 @@ impl ProgressThread {
             }
             (Received::Closed(error), Some(peer)) => {
                 self.links.remove(&key);
-                let noticed = Noticed::from_connection(&error);
-                if noticed == Noticed::Altered {
+                let noticed = LossCause::from_connection(&error);
+                if noticed == LossCause::Altered {
                     // What it said there is lost, also where there is another connection.
                     self.links.retain(|_, link| link.peer != Some(peer));
                     return self.peer_lost(peer, noticed);
@@ -472,7 +472,7 @@ impl ProgressThread {
             }
             MatchError::Violation { by: peer } => {
                 self.links.retain(|_, link| link.peer != Some(peer));
-                return self.peer_lost(peer, Noticed::Garbled);
+                return self.peer_lost(peer, LossCause::Garbled);
             }
         };
         Err(ProgressEnd::Failed((self.abort_group)(&reason)))

@@ -14,7 +14,7 @@ use crate::p2p::link::Link;
 use crate::p2p::wire::Hello;
 use crate::socket::ACCEPT_PAUSE;
 use crate::tcp::stream::Stream;
-use crate::{Noticed, Rank};
+use crate::{LossCause, Rank};
 
 /// Callers who have not said hello yet.
 const MAX_UNIDENTIFIED: usize = 64;
@@ -42,7 +42,7 @@ impl ProgressThread {
                 Ok(())
             }
             Err(_) => {
-                self.peers[peer.0].disconnect = Disconnect::now(Noticed::ConnectionClosed);
+                self.peers[peer.0].disconnect = Disconnect::now(LossCause::ConnectionClosed);
                 Ok(())
             }
         }
@@ -139,7 +139,7 @@ impl ProgressThread {
         Ok(())
     }
 
-    pub(super) fn peer_lost(&mut self, peer: Rank, noticed: Noticed) -> Result<(), ProgressEnd> {
+    pub(super) fn peer_lost(&mut self, peer: Rank, noticed: LossCause) -> Result<(), ProgressEnd> {
         let lost = self.matching.peer_lost(peer, noticed);
         self.peers[peer.0].queue.clear();
         self.decide(lost)

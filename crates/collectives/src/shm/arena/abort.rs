@@ -57,7 +57,7 @@ impl Arena {
 mod tests {
     use super::*;
     use crate::call::Call;
-    use crate::{DataType, Kind, Noticed, Rank};
+    use crate::{DataType, Kind, LossCause, Rank};
 
     #[test]
     fn the_first_reason_stays_and_is_read_as_written() {
@@ -72,7 +72,7 @@ mod tests {
                 missing: vec![Rank(0), Rank(7)],
                 by: Rank(1),
             },
-            AbortReason::Lost { rank: Rank(4), call, sequence: 8, noticed: Noticed::ProcessEnded, by: Rank(0) },
+            AbortReason::Lost { rank: Rank(4), call, sequence: 8, noticed: LossCause::ProcessEnded, by: Rank(0) },
             AbortReason::Aborted { by: Rank(3) },
         ];
         for reason in reasons {

@@ -22,7 +22,7 @@ use crate::abort::AbortReason;
 use crate::call::Call;
 use crate::rank::LocalRank;
 use crate::shm::wait::{Interrupted, Waiter};
-use crate::{DataType, Kind, Noticed, Rank};
+use crate::{DataType, Kind, LossCause, Rank};
 
 const SLOT_BYTES: usize = 64;
 
@@ -146,7 +146,7 @@ fn who_leaves_wakes_who_waits_and_what_it_did_before_counts() {
             }
             arena.control(LocalRank(0)).leave();
             let found = waiting.join().expect("a wait does not panic");
-            let expected = if reaches { Ok(()) } else { Err(Interrupted::Lost(LocalRank(0), Noticed::LeftGroup)) };
+            let expected = if reaches { Ok(()) } else { Err(Interrupted::Lost(LocalRank(0), LossCause::LeftGroup)) };
             assert_eq!(found, expected);
         });
     }
@@ -162,7 +162,7 @@ fn reasons() -> [AbortReason; 2] {
             missing: vec![Rank(1)],
             by: Rank(1),
         },
-        AbortReason::Lost { rank: Rank(1), call, sequence: 8, noticed: Noticed::ProcessEnded, by: Rank(2) },
+        AbortReason::Lost { rank: Rank(1), call, sequence: 8, noticed: LossCause::ProcessEnded, by: Rank(2) },
     ]
 }
 

@@ -30,7 +30,7 @@ use crate::shm::wait::{Interrupted, Waiter};
 use crate::sync::{ForkGuard, MAX_TIMEOUT};
 use crate::ticket::Output;
 use crate::transport::Transport;
-use crate::{Error, Noticed, Rank, partition};
+use crate::{Error, LossCause, Rank, partition};
 use channels::Channels;
 use pipeline::{Needs, Pipeline, StepContext, StepError, StepResult, View};
 pub(crate) use work::Work;
@@ -210,11 +210,11 @@ impl ShmTransport {
             }
             StepError::Interrupted(Interrupted::Deadline) => {
                 let is_late = |rank: &LocalRank| !self.arena.control(*rank).has_entered(context.sequence);
-                let here: Vec<Rank> =
+                let late_here: Vec<Rank> =
                     LocalRank::all(self.arena.world()).filter(is_late).map(|rank| self.group_rank(rank)).collect();
                 // All are here: some may wait for other hosts.
                 let elsewhere = || self.arena.late_elsewhere(sequence).unwrap_or_default();
-                let missing = if here.is_empty() { elsewhere() } else { here };
+                let missing = if late_here.is_empty() { elsewhere() } else { late_here };
                 Some(AbortReason::Timeout { call, sequence, timeout, missing, by })
             }
         };
@@ -276,12 +276,13 @@ impl ShmTransport {
                 };
                 self.in_channels(channels, context, share, |share| Work::Operation(share), own)
             }
-            Work::Spread { parts, output, dtype, reduction } => {
-                let pipeline = operations::spread(parts.clone(), *output, *dtype, *reduction, &self.whole_slots());
+            Work::ReduceScatter { parts, output, dtype, reduction } => {
+                let pipeline =
+                    operations::reduce_scatter(parts.clone(), *output, *dtype, *reduction, &self.whole_slots());
                 self.run_pipeline(pipeline, Some(fingerprint), context)
             }
-            Work::Collect { input, lengths, outputs } => {
-                let pipeline = operations::collect(*input, lengths.clone(), outputs.clone(), &self.whole_slots());
+            Work::Gather { input, lengths, outputs } => {
+                let pipeline = operations::gather(*input, lengths.clone(), outputs.clone(), &self.whole_slots());
                 self.run_pipeline(pipeline, Some(fingerprint), context)
             }
             Work::Exchange(exchange) => self.exchange(exchange, Some(fingerprint), context),
@@ -325,7 +326,7 @@ impl ShmTransport {
             self.wait(peer, Counter::Ready, base + 1, context)?;
             let control = self.arena.control(peer);
             if control.fingerprint(base) != fingerprint {
-                let other = control.call(base).ok_or(Interrupted::Lost(peer, Noticed::LeftGroup))?;
+                let other = control.call(base).ok_or(Interrupted::Lost(peer, LossCause::LeftGroup))?;
                 let sequence = context.user_sequence;
                 let (rank, other_rank) = (self.group_rank(rank), self.group_rank(peer));
                 let reason = AbortReason::Mismatch { rank, call: context.call, other_rank, other, sequence };

@@ -36,18 +36,18 @@ pub(super) fn pipeline<'f>(operation: &Operation, view: &View<'_>, small: bool) 
         }
         Operation::Broadcast { buffer, root, .. } => broadcast(*buffer, LocalRank(root.0), view),
         Operation::AllGather { input, outputs, .. } => {
-            collect(*input, vec![input.bytes; view.world], outputs.clone(), view)
+            gather(*input, vec![input.bytes; view.world], outputs.clone(), view)
         }
         Operation::Gather { input, outputs, root, .. } => {
             let outputs = if root.0 == view.rank.0 { outputs.clone() } else { Vec::new() };
-            collect(*input, vec![input.bytes; view.world], outputs, view)
+            gather(*input, vec![input.bytes; view.world], outputs, view)
         }
         Operation::Scatter { inputs, output, root, .. } => {
             let inputs = if root.0 == view.rank.0 { inputs.clone() } else { Vec::new() };
             scatter(inputs, *output, LocalRank(root.0), compartment(view.step_bytes, view.world))
         }
         Operation::ReduceScatter { inputs, output, dtype, reduction } => {
-            spread(inputs.clone(), *output, *dtype, *reduction, view)
+            reduce_scatter(inputs.clone(), *output, *dtype, *reduction, view)
         }
         Operation::Barrier => Pipeline::new(1),
         Operation::AllToAll { .. } => unreachable!("all_to_all exchanges sizes first"),
@@ -261,7 +261,7 @@ pub(super) fn all_to_all<'f>(inputs: &[Source], outputs: &[Target], view: &View<
 }
 
 /// reduce_scatter; parts may differ in length.
-pub(super) fn spread<'f>(
+pub(super) fn reduce_scatter<'f>(
     parts: Vec<Source>,
     output: Target,
     dtype: DataType,
@@ -303,7 +303,7 @@ pub(super) fn spread<'f>(
 }
 
 /// all_gather and gather; inputs may differ in length, and who has no outputs takes nothing.
-pub(super) fn collect<'f>(input: Source, lengths: Vec<usize>, outputs: Vec<Target>, view: &View<'_>) -> Pipeline<'f> {
+pub(super) fn gather<'f>(input: Source, lengths: Vec<usize>, outputs: Vec<Target>, view: &View<'_>) -> Pipeline<'f> {
     let step_bytes = view.step_bytes;
     let cut = move |bytes: usize| Cut::new(bytes, 1, step_bytes);
     let steps = lengths.iter().map(|bytes| cut(*bytes).steps()).max().unwrap_or(1);

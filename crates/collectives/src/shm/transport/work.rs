@@ -9,14 +9,14 @@ use crate::{DataType, Reduction};
 pub(crate) enum Work<'a> {
     Operation(&'a Operation),
     /// Each rank gets the reduction of its part of all inputs; parts differ in length.
-    Spread {
+    ReduceScatter {
         parts: Vec<Source>,
         output: Target,
         dtype: DataType,
         reduction: Reduction,
     },
     /// Each rank that wants them (and has a list) gets all inputs; they differ in length, and all ranks know them.
-    Collect {
+    Gather {
         input: Source,
         lengths: Vec<usize>,
         outputs: Vec<Target>,

@@ -405,9 +405,9 @@ fn callers_that_do_not_go_on_are_bounded_in_number_and_time() {
     for number in 0..1000 {
         let id = setup.accepted(start);
         setup.received(id, &said[..number % HELLO_BYTES]);
-        assert!(setup.callers.len() <= most);
+        assert!(setup.incoming.len() <= most);
     }
-    assert!(setup.callers.contains_key(&replayed), "those that have shown nothing give way first");
+    assert!(setup.incoming.contains_key(&replayed), "those that have shown nothing give way first");
     // The same again is a stranger's, as many times as it is said.
     let again = setup.accepted(start);
     setup.actions.clear();
@@ -421,12 +421,12 @@ fn callers_that_do_not_go_on_are_bounded_in_number_and_time() {
     for _ in 0..1000 {
         setup.accepted(start);
     }
-    let of_caller = *setup.callers.iter().rfind(|(_, caller)| caller.claimed().is_some()).unwrap().0;
+    let of_caller = *setup.incoming.iter().rfind(|(_, caller)| caller.claimed().is_some()).unwrap().0;
     setup.received(of_caller, &sent(&mut caller, id));
     assert_eq!(setup.outcome(start), SetupOutcome::Connected(vec![of_caller]));
     // The strangers are closed in time.
     setup.tick(start + HELLO_DEADLINE);
-    assert_eq!(setup.callers.keys().copied().collect::<Vec<_>>(), [replayed]);
+    assert_eq!(setup.incoming.keys().copied().collect::<Vec<_>>(), [replayed]);
     setup.tick(start + CONFIRMATION_DEADLINE);
-    assert!(setup.callers.is_empty());
+    assert!(setup.incoming.is_empty());
 }

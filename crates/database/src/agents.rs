@@ -102,7 +102,7 @@ pub(crate) fn put(connection: &Connection, agent: &AgentRow) -> Result<()> {
 impl Database {
     /// All agents that were ever here, by name.
     pub async fn agents(&self) -> Result<Vec<AgentRow>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM agents ORDER BY name")?;
                 let found = statement.query_map([], agent_of)?;
@@ -113,7 +113,7 @@ impl Database {
 
     /// Lets agents in by a token, which people know by a name.
     pub async fn create_agent_token(&self, hash: String, token: AgentTokenRow) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let AgentTokenRow { name, user, created_at, agent, pool } = token;
                 let inserted = connection.execute(
@@ -129,7 +129,7 @@ impl Database {
 
     /// The tokens that let agents in, by name.
     pub async fn agent_tokens(&self) -> Result<Vec<AgentTokenRow>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM agent_tokens ORDER BY name")?;
                 let found = statement.query_map([], token_of)?;
@@ -140,7 +140,7 @@ impl Database {
 
     /// Takes a token back.
     pub async fn delete_agent_token(&self, name: String) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| match connection.execute("DELETE FROM agent_tokens WHERE name = ?", [&name])? {
                 0 => Err(Error::not_found("agent token", name)),
                 _ => Ok(()),
@@ -150,7 +150,7 @@ impl Database {
 
     /// The token that lets an agent in, if this is the hash of one.
     pub async fn agent_token(&self, hash: String) -> Result<Option<AgentTokenRow>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM agent_tokens WHERE token_hash = ?")?;
                 Ok(statement.query_row([hash], token_of).optional()?)

@@ -113,7 +113,7 @@ pub(crate) fn put(connection: &Connection, row: &AllocationRow) -> Result<()> {
 impl Database {
     /// Allocations that have not ended, the oldest first.
     pub async fn open_allocations(&self) -> Result<Vec<AllocationRow>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = "SELECT * FROM allocations WHERE ended_at IS NULL ORDER BY queued_at, id";
                 let mut statement = connection.prepare_cached(sql)?;
@@ -125,7 +125,7 @@ impl Database {
 
     /// One allocation.
     pub async fn allocation(&self, id: String) -> Result<AllocationRow> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM allocations WHERE id = ?")?;
                 let found = statement.query_row([&id], allocation_of).optional()?;
@@ -136,7 +136,7 @@ impl Database {
 
     /// All allocations of a task, the newest first.
     pub async fn task_allocations(&self, task: String) -> Result<Vec<AllocationRow>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT * FROM allocations WHERE task_id = ? ORDER BY run DESC";
                 let mut statement = connection.prepare_cached(sql)?;
@@ -148,7 +148,7 @@ impl Database {
 
     /// All allocations of a trial that had slots, the first one first.
     pub async fn trial_allocations(&self, trial: TrialId) -> Result<Vec<AllocationRow>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT * FROM allocations WHERE trial_id = ? AND started_at IS NOT NULL ORDER BY started_at";
                 let mut statement = connection.prepare_cached(sql)?;
@@ -160,7 +160,7 @@ impl Database {
 
     /// The machines on which tasks are not tried again: (task, agent).
     pub async fn excluded_agents(&self) -> Result<Vec<(String, String)>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = "SELECT task_id, agent FROM excluded_agents \
                            JOIN tasks ON tasks.id = task_id WHERE tasks.ended_at IS NULL";

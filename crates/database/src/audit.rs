@@ -29,7 +29,7 @@ pub struct AuditFilter {
 impl Database {
     /// Adds records; their ids are given here.
     pub async fn add_audit(&self, records: Vec<AuditRecord>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let mut statement = connection.prepare_cached(
                     "INSERT INTO audit (time, user_id, username, token, task_id, address, request_id, action, subject, \
@@ -57,7 +57,7 @@ impl Database {
 
     /// Records in the order in which they were added.
     pub async fn audit(&self, filter: AuditFilter) -> Result<Vec<AuditRecord>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut conditions = vec!["TRUE"];
                 let mut values: Vec<SqlValue> = Vec::new();
@@ -94,7 +94,7 @@ impl Database {
 
     /// Deletes records that are older than this, and of those that are nobody's all but the newest.
     pub async fn prune_audit(&self, before: Timestamp, of_strangers: usize) -> Result<usize> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let old = connection.execute("DELETE FROM audit WHERE time < ?", [before.0])?;
                 let kept = i64::try_from(of_strangers).unwrap_or(i64::MAX);

@@ -137,7 +137,7 @@ fn size_of(resources: &BTreeMap<String, Long>) -> i64 {
 impl Database {
     /// Records a checkpoint. The same report again changes nothing; another one under the same UUID replaces it.
     pub async fn report_checkpoint(&self, new: NewCheckpoint) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let trial: Option<Option<i64>> = connection
                     .query_row("SELECT trial_id FROM tasks WHERE id = ?", [&new.task_id], |row| row.get(0))
@@ -182,7 +182,7 @@ impl Database {
 
     /// One checkpoint.
     pub async fn checkpoint(&self, uuid: String) -> Result<Checkpoint> {
-        self.engine.read(move |connection| checkpoint_by_uuid(connection, &uuid)).await
+        self.executor.read(move |connection| checkpoint_by_uuid(connection, &uuid)).await
     }
 
     /// The checkpoints of an experiment, and whether smaller is better for its searcher's metric.
@@ -192,7 +192,7 @@ impl Database {
         states: Vec<CheckpointState>,
         now: Timestamp,
     ) -> Result<(Vec<Checkpoint>, bool)> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 crate::experiments::experiment_by_id(connection, id, now)?;
                 let found = checkpoints_where(connection, "trials.experiment_id", id.0, &states)?;
@@ -207,7 +207,7 @@ impl Database {
         id: TrialId,
         states: Vec<CheckpointState>,
     ) -> Result<(Vec<Checkpoint>, bool)> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let experiment = crate::trials::must_exist(connection, id)?;
                 let found = checkpoints_where(connection, "trials.id", id.0, &states)?;
@@ -218,12 +218,12 @@ impl Database {
 
     /// Notes what is left of a checkpoint's files; nothing left means deleted.
     pub async fn shrink_checkpoint(&self, uuid: String, left: BTreeMap<String, Long>) -> Result<()> {
-        self.engine.write(move |connection| shrink(connection, &uuid, &left)).await
+        self.executor.write(move |connection| shrink(connection, &uuid, &left)).await
     }
 
     /// Replaces what is written on a checkpoint.
     pub async fn set_checkpoint_metadata(&self, uuid: String, metadata: Map<String, Value>) -> Result<Checkpoint> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 checkpoint_by_uuid(connection, &uuid)?;
                 let text = text_of(&metadata)?;

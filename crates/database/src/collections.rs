@@ -36,7 +36,7 @@ impl Database {
     /// Begins a collection, unless its experiment is gone; whether it has begun.
     pub async fn begin_collection(&self, begun: Collection) -> Result<bool> {
         let Collection { task, experiment, started_at } = begun;
-        self.engine
+        self.executor
             .write(move |connection| {
                 let sql = "INSERT INTO tasks (id, kind, experiment_id, started_at) SELECT ?, ?, id, ? \
                            FROM experiments WHERE id = ?";
@@ -47,7 +47,7 @@ impl Database {
 
     /// Ends the collection that is under way, and whatever an earlier master did not get to end.
     pub async fn end_collections(&self, now: Timestamp) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let sql = "UPDATE tasks SET ended_at = ? WHERE kind = ? AND ended_at IS NULL";
                 connection.execute(sql, params![now.0, KIND])?;
@@ -59,7 +59,7 @@ impl Database {
     /// The collections that are under way, or have ended in the last moment: most take less time than those who wait for
     /// one need to look twice.
     pub async fn collections(&self, now: Timestamp) -> Result<Vec<Collection>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT * FROM tasks WHERE kind = ? AND (ended_at IS NULL OR ended_at > ?) \
                            ORDER BY started_at, id";

@@ -106,7 +106,7 @@ const SELECT: &str = "SELECT commands.*, tasks.started_at AS task_started_at, ta
 impl Database {
     /// Makes a task. Its attempt to run comes with the first decision about it.
     pub async fn create_command(&self, new: NewCommand, now: Timestamp) -> Result<CommandRow> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let there: bool = connection.query_row(
                     "SELECT EXISTS (SELECT 1 FROM workspaces WHERE id = ?)",
@@ -148,7 +148,7 @@ impl Database {
 
     /// Those that are not over, the oldest first.
     pub async fn live_commands(&self) -> Result<Vec<CommandRow>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = format!("{SELECT} WHERE tasks.ended_at IS NULL ORDER BY tasks.started_at, tasks.id");
                 let mut statement = connection.prepare_cached(&sql)?;
@@ -160,7 +160,7 @@ impl Database {
 
     /// Those of a workspace that are not over.
     pub async fn live_commands_of(&self, workspace: WorkspaceId) -> Result<Vec<String>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT commands.task_id FROM commands JOIN tasks ON tasks.id = commands.task_id \
                            WHERE workspace_id = ? AND tasks.ended_at IS NULL ORDER BY tasks.started_at, tasks.id";
@@ -173,7 +173,7 @@ impl Database {
 
     /// All of a kind whose workspace is there, the oldest first.
     pub async fn commands(&self, filter: CommandFilter) -> Result<Vec<CommandRow>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = format!(
                     "{SELECT} WHERE commands.kind = ? AND workspaces.id IS NOT NULL ORDER BY tasks.started_at, tasks.id"
@@ -195,12 +195,12 @@ impl Database {
 
     /// One of them, whose workspace may be gone.
     pub async fn command(&self, task: String) -> Result<CommandRow> {
-        self.engine.read(move |connection| by_task(connection, &task)).await
+        self.executor.read(move |connection| by_task(connection, &task)).await
     }
 
     /// Changes its place in the queue: its priority, its pool. What is not given stays.
     pub async fn change_command(&self, task: String, priority: Option<u32>, pool: Option<String>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let mut row = by_task(connection, &task)?;
                 if let Some(priority) = priority {
@@ -226,7 +226,7 @@ impl Database {
         trials: Vec<TrialId>,
         most: usize,
     ) -> Result<Vec<ShownTrial>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut found = Vec::new();
                 for id in experiments {

@@ -114,12 +114,12 @@ impl Database {
     /// Gives up what an experiment wrote for TensorBoard.
     pub async fn delete_tensorboard_files(&self, id: ExperimentId) -> Result<()> {
         let cluster = self.cluster_id().to_owned();
-        self.engine.write(move |connection| give_up_tensorboard(connection, id, &cluster)).await
+        self.executor.write(move |connection| give_up_tensorboard(connection, id, &cluster)).await
     }
 
     /// The configuration of where the files of a checkpoint are that a task reports, if there is one.
     pub async fn storage_of_report(&self, task: String, storage: Option<StorageId>) -> Result<Option<Value>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT experiments.config FROM tasks JOIN trials ON trials.id = tasks.trial_id \
                            JOIN experiments ON experiments.id = trials.experiment_id WHERE tasks.id = ?";
@@ -132,7 +132,7 @@ impl Database {
 
     /// A checkpoint, and the configuration of where its files are, if there is one.
     pub async fn checkpoint_storage(&self, uuid: String) -> Result<(Checkpoint, Option<Value>)> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let checkpoint = checkpoint_by_uuid(connection, &uuid)?;
                 let storage = storage_of(connection, &checkpoint)?;
@@ -143,7 +143,7 @@ impl Database {
 
     /// Gives checkpoints up: all of these, or none if one cannot be. Those that are deleted already stay that way.
     pub async fn delete_checkpoints(&self, uuids: Vec<String>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 for uuid in &uuids {
                     let checkpoint = checkpoint_by_uuid(connection, uuid)?;
@@ -164,7 +164,7 @@ impl Database {
         left: BTreeMap<String, Long>,
         paths: Vec<String>,
     ) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let checkpoint = checkpoint_by_uuid(connection, &uuid)?;
                 shrink(connection, &uuid, &left)?;
@@ -176,7 +176,7 @@ impl Database {
 
     /// What is still to be deleted, the oldest first.
     pub async fn deletions(&self) -> Result<Vec<Deletion>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM file_deletions ORDER BY id")?;
                 let found = statement.query_map([], |row| {
@@ -197,7 +197,7 @@ impl Database {
 
     /// Notes that files are gone.
     pub async fn deletion_done(&self, id: i64) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 connection.prepare_cached("DELETE FROM file_deletions WHERE id = ?")?.execute([id])?;
                 Ok(())

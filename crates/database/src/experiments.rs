@@ -401,7 +401,7 @@ impl Database {
     /// Makes an experiment whose trials run elsewhere. With an external id that is known already, the experiment of
     /// that id is given instead, its configuration brought up to date.
     pub async fn create_experiment(&self, new: NewExperiment, now: Timestamp) -> Result<Experiment> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let id = insert(connection, &new, State::Paused, true, now)?;
                 experiment_by_id(connection, id, now)
@@ -411,7 +411,7 @@ impl Database {
 
     /// One experiment.
     pub async fn experiment(&self, id: ExperimentId, now: Timestamp) -> Result<Experiment> {
-        self.engine.read(move |connection| experiment_by_id(connection, id, now)).await
+        self.executor.read(move |connection| experiment_by_id(connection, id, now)).await
     }
 
     /// The experiments that a filter lets through.
@@ -423,7 +423,7 @@ impl Database {
         slice: Slice,
         now: Timestamp,
     ) -> Result<(Vec<Experiment>, Pagination)> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let (clauses, mut values) = conditions(&filter);
                 let total: i64 = connection
@@ -458,7 +458,7 @@ impl Database {
         change: instep_api::experiments::PatchExperimentRequest,
         now: Timestamp,
     ) -> Result<Experiment> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = experiment_by_id(connection, id, now)?;
                 let labels = text_of(&change.labels.unwrap_or(current.labels))?;
@@ -479,7 +479,7 @@ impl Database {
 
     /// Puts an experiment that is over into the archive, or takes it out.
     pub async fn archive_experiment(&self, id: ExperimentId, archived: bool, now: Timestamp) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = experiment_by_id(connection, id, now)?;
                 if !current.state.is_terminal() {
@@ -494,7 +494,7 @@ impl Database {
 
     /// Moves an experiment to another project.
     pub async fn move_experiment(&self, id: ExperimentId, project: ProjectId, now: Timestamp) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = experiment_by_id(connection, id, now)?;
                 if current.archived {
@@ -514,7 +514,7 @@ impl Database {
     /// what it wrote for TensorBoard, as to be deleted.
     pub async fn delete_experiment(&self, id: ExperimentId, now: Timestamp) -> Result<()> {
         let cluster = self.cluster_id().to_owned();
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = experiment_by_id(connection, id, now)?;
                 if !current.state.is_terminal() {
@@ -542,7 +542,7 @@ impl Database {
 
     /// The best value of the searcher's metric among an experiment's validations.
     pub async fn best_validation(&self, id: ExperimentId, now: Timestamp) -> Result<Option<f64>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 experiment_by_id(connection, id, now)?;
                 Ok(best_trial(connection, id)?.map(|(_, value)| value))

@@ -6,7 +6,7 @@
 //! Invariants, cited by the tests:
 //!
 //! 1. A write is answered when it is on disk: WAL, `synchronous = FULL` or `synchronous_commit = on`, and the answer after
-//!    the commit (`engine`).
+//!    the commit (`executor`).
 //! 2. One process decides: a lock keeps a second one out (on a file beside a SQLite database, on the writer's session with
 //!    PostgreSQL), and the lease row's epoch, checked in every writing transaction, refuses one that was replaced without
 //!    noticing.
@@ -14,20 +14,20 @@
 //! 4. Time and randomness are arguments.
 //!
 //! Threads: one writer, three readers, one that merges the tail of metrics into chunks. [`Database::close`] ends them in
-//! the order merger, writer, readers; dropping the last handle does the same. Of several masters ([`Contender`]), the one
+//! the order merger, writer, readers; dropping the last handle does the same. Of several masters ([`Candidate`]), the one
 //! that leads has one more, which renews its lease.
 
 mod agents;
 mod allocations;
 mod audit;
 mod backup;
+mod candidate;
 mod checkpoints;
 mod collections;
 mod commands;
-mod contender;
 mod deletions;
-mod engine;
 mod error;
+mod executor;
 mod experiments;
 pub mod import;
 mod leadership;
@@ -72,16 +72,16 @@ pub use agents::{AgentRow, AgentTokenRow};
 pub use allocations::AllocationRow;
 pub use audit::AuditFilter;
 pub use backup::{back_up, holds_secrets, restore};
+pub use candidate::{Candidate, Leadership};
 pub use checkpoints::NewCheckpoint;
 pub use collections::Collection;
 pub use commands::{CommandFilter, CommandRow, NewCommand, ShownTrial};
-pub use contender::{Contender, Look};
 pub use deletions::Deletion;
-use engine::Engine;
-pub use engine::Load;
 pub use error::{Error, Result};
+use executor::Executor;
+pub use executor::Load;
 pub use experiments::{ExperimentFilter, ExperimentSort, NewExperiment};
-pub use leadership::{LEASE, Leader, Seat};
+pub use leadership::{AdvertisedEndpoint, LEASE, Leader};
 use lock::Lock;
 pub use lock::holder;
 use log_quota::LogQuota;
@@ -131,9 +131,9 @@ pub struct Opening {
 /// Everything that the master knows. Cheap to clone.
 #[derive(Clone)]
 pub struct Database {
-    // In the order in which they end: the merger writes through the engine, and the file stays locked to the last.
+    // In the order in which they end: the merger writes through the executor, and the file stays locked to the last.
     merger: Arc<Merger>,
-    engine: Arc<Engine>,
+    executor: Arc<Executor>,
     cluster_id: Arc<str>,
     path: Arc<Path>,
     /// Whether the path is the database itself, and its disk the database's.
@@ -188,11 +188,11 @@ impl Database {
     fn serve(path: &Path, place: &Place, writer: sql::Connection, lock: Arc<Lock>, epoch: i64) -> Result<Database> {
         let cluster_id: String =
             writer.query_row("SELECT value FROM settings WHERE name = 'cluster_id'", [], |row| row.get(0))?;
-        let engine = Arc::new(Engine::start(place, writer, epoch)?);
-        let merger = Arc::new(Merger::start(place, Arc::clone(&engine))?);
+        let executor = Arc::new(Executor::start(place, writer, epoch)?);
+        let merger = Arc::new(Merger::start(place, Arc::clone(&executor))?);
         Ok(Database {
             merger,
-            engine,
+            executor,
             cluster_id: cluster_id.into(),
             path: path.into(),
             is_file: matches!(place, Place::Sqlite(_)),
@@ -206,7 +206,7 @@ impl Database {
     /// Lets what is queued finish, and ends the threads.
     pub fn close(&self) {
         self.merger.close();
-        self.engine.close();
+        self.executor.close();
         self.renewal.iter().for_each(|renewal| renewal.close());
     }
 
@@ -217,7 +217,7 @@ impl Database {
 
     /// Lets this process write nothing any more, because it must not go on with what it knows; for [`Database::ended`].
     pub fn end(&self, why: &str) {
-        self.engine.end(why);
+        self.executor.end(why);
     }
 
     /// Why another process may lead by now, as far as this machine's clock says: a process that was stopped wakes with what
@@ -230,16 +230,16 @@ impl Database {
     /// Where others may take over, a lease that cannot be renewed is noticed here.
     pub async fn ended(&self) -> String {
         if let Some(renewal) = &self.renewal {
-            while tokio::time::timeout(LOOK_AGAIN, self.engine.ended()).await.is_err() {
+            while tokio::time::timeout(LOOK_AGAIN, self.executor.ended()).await.is_err() {
                 renewal.lost().iter().for_each(|why| self.end(why));
             }
         }
-        self.engine.ended().await
+        self.executor.ended().await
     }
 
     /// How much there is to do.
     pub fn load(&self) -> Load {
-        self.engine.load()
+        self.executor.load()
     }
 
     /// Says to whoever finds the file in use where this process can be reached; see [`holder`].

@@ -48,7 +48,7 @@ fn set_days(connection: &Connection, sql: &str, days: i64, id: i64) -> Result<us
 impl Database {
     /// Says for how many days a trial's logs are kept, -1 for ever.
     pub async fn retain_trial_logs(&self, id: TrialId, days: i64) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let sql = "UPDATE trials SET log_retention_days = ? WHERE id = ?";
                 let changed = set_days(connection, sql, days, id.0)?;
@@ -59,7 +59,7 @@ impl Database {
 
     /// The same for all trials of an experiment, also those that it has yet to make.
     pub async fn retain_experiment_logs(&self, id: ExperimentId, days: i64, now: Timestamp) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let mut config = experiment_by_id(connection, id, now)?.config.into_value();
                 config["retention_policy"]["log_retention_days"] = days.into();
@@ -73,7 +73,7 @@ impl Database {
 
     /// For how many more days a trial's logs are kept; `None` for ever.
     pub async fn log_days_left(&self, id: TrialId, by_default: Option<i64>, now: Timestamp) -> Result<Option<i64>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = format!("{KEPT} WHERE trials.id = ? ORDER BY tasks.started_at DESC LIMIT 1");
                 let kept = connection.prepare_cached(&sql)?.query_row([id.0], kept_of).optional()?;
@@ -86,7 +86,7 @@ impl Database {
     /// Deletes the logs whose time is over; how many lines they had.
     pub async fn clean_logs(&self, by_default: Option<i64>, now: Timestamp) -> Result<i64> {
         let over: Vec<String> = self
-            .engine
+            .executor
             .read(move |connection| {
                 let sql = format!("{KEPT} WHERE COALESCE(tasks.ended_at, trials.ended_at) IS NOT NULL");
                 let mut statement = connection.prepare_cached(&sql)?;
@@ -100,7 +100,7 @@ impl Database {
             loop {
                 let task = task.clone();
                 let count = self
-                    .engine
+                    .executor
                     .write(move |connection| {
                         let sql = "DELETE FROM task_logs WHERE id IN \
                                    (SELECT id FROM task_logs WHERE task_id = ? LIMIT ?)";

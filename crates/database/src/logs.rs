@@ -129,7 +129,7 @@ impl Database {
     /// Keeps lines, up to the limit of their task. Their ids are given here, whatever they say.
     pub async fn append_logs(&self, lines: Vec<LogLine>) -> Result<()> {
         let quota = Arc::clone(&self.log_quota);
-        self.engine.write(move |connection| append(connection, quota.admit(connection, lines)?)).await
+        self.executor.write(move |connection| append(connection, quota.admit(connection, lines)?)).await
     }
 
     /// How many bytes the lines of one task may take from now on; `None` for no limit.
@@ -139,7 +139,7 @@ impl Database {
 
     /// Reads lines, up to a few thousand. Fewer than asked for means that there are no more now.
     pub async fn logs(&self, query: LogQuery) -> Result<Vec<LogLine>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let (clauses, mut values) = conditions(&query);
                 let direction = if query.order == Order::Descending { "DESC" } else { "ASC" };
@@ -154,7 +154,7 @@ impl Database {
 
     /// What occurs in the lines of tasks.
     pub async fn log_fields(&self, tasks: Vec<String>) -> Result<LogFields> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 Ok(LogFields {
                     agent_ids: distinct(connection, &tasks, "agent_id")?,
@@ -170,7 +170,7 @@ impl Database {
 
     /// The tasks of a trial: the present one, and before it those of the trial's earlier lives.
     pub async fn trial_tasks(&self, id: TrialId) -> Result<Vec<String>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut statement = connection.prepare_cached("SELECT task_id FROM trials WHERE id = ?")?;
                 let found: Option<String> = statement.query_row([id.0], |row| row.get(0)).optional()?;
@@ -186,7 +186,7 @@ impl Database {
 
     /// When a task ended, which for a trial that runs elsewhere is when the trial did; `None` while it goes on.
     pub async fn task_end(&self, task_id: String) -> Result<Option<Timestamp>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT COALESCE(tasks.ended_at, trials.ended_at) FROM tasks \
                            LEFT JOIN trials ON trials.id = tasks.trial_id WHERE tasks.id = ?";

@@ -169,7 +169,7 @@ impl Database {
     pub async fn decide(&self, decision: Decision, now: Timestamp) -> Result<Vec<TrialId>> {
         let over: Vec<TrialId> =
             decision.trials.iter().filter(|trial| trial.state.is_terminal()).map(|trial| trial.id).collect();
-        let made = self.engine.write(move |connection| decide(connection, decision, now)).await?;
+        let made = self.executor.write(move |connection| decide(connection, decision, now)).await?;
         for trial in over {
             self.merger.finish(trial);
         }
@@ -178,7 +178,7 @@ impl Database {
 
     /// Makes a managed experiment. Its trials come with the first decision about it.
     pub async fn create_managed_experiment(&self, new: NewManagedExperiment, now: Timestamp) -> Result<Experiment> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let id = insert(connection, &new.experiment, new.state, false, now)?;
                 connection.execute(
@@ -202,7 +202,7 @@ impl Database {
 
     /// All managed experiments that are not over, by id.
     pub async fn live_experiments(&self, now: Timestamp) -> Result<Vec<LiveExperiment>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT id FROM experiments WHERE NOT unmanaged AND ended_at IS NULL ORDER BY id";
                 let mut statement = connection.prepare(sql)?;
@@ -214,12 +214,12 @@ impl Database {
 
     /// A managed experiment as the master goes on with it.
     pub async fn live_experiment(&self, id: ExperimentId, now: Timestamp) -> Result<LiveExperiment> {
-        self.engine.read(move |connection| live_experiment(connection, id, now)).await
+        self.executor.read(move |connection| live_experiment(connection, id, now)).await
     }
 
     /// The code of an experiment, a tar in gzip; empty for none.
     pub async fn model_definition(&self, id: ExperimentId, now: Timestamp) -> Result<Vec<u8>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 experiment_by_id(connection, id, now)?;
                 let mut statement =
@@ -231,7 +231,7 @@ impl Database {
 
     /// The files of a task: its own, or those of its experiment; a tar in gzip, empty for none.
     pub async fn task_context(&self, task: String) -> Result<Vec<u8>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let there: bool =
                     connection
@@ -250,7 +250,7 @@ impl Database {
 
     /// Bytes of all the code that the master keeps for a user: of experiments, and of commands that are not over.
     pub async fn context_bytes(&self, user: UserId) -> Result<u64> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT (SELECT COALESCE(SUM(LENGTH(content)), 0) FROM model_definitions \
                            JOIN experiments ON experiments.id = experiment_id WHERE user_id = ?1) + \
@@ -264,7 +264,7 @@ impl Database {
 
     /// Checkpoints that others depend on: versions of models, and what trials begin with.
     pub async fn kept_checkpoints(&self) -> Result<BTreeSet<String>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = "SELECT checkpoint_uuid FROM model_versions UNION \
                            SELECT warm_start_checkpoint FROM trials WHERE warm_start_checkpoint IS NOT NULL";
@@ -277,7 +277,7 @@ impl Database {
 
     /// Experiments that are over and whose checkpoints have yet to be looked through.
     pub async fn uncollected_experiments(&self) -> Result<Vec<ExperimentId>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = "SELECT id FROM experiments WHERE collecting AND ended_at IS NOT NULL ORDER BY id";
                 let mut statement = connection.prepare_cached(sql)?;
@@ -289,7 +289,7 @@ impl Database {
 
     /// Notes that an experiment's checkpoints have been looked through.
     pub async fn collected(&self, id: ExperimentId) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 connection.execute("UPDATE experiments SET collecting = FALSE WHERE id = ?", [id.0])?;
                 Ok(())
@@ -300,7 +300,7 @@ impl Database {
     /// Where a trial's next run begins: its newest completed checkpoint with its steps, or the one it was to start warm
     /// from, whose steps do not count.
     pub async fn resume_point(&self, trial: TrialId) -> Result<(Option<String>, i64)> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 if let Some((uuid, steps)) = newest_checkpoint(connection, trial)? {
                     return Ok((Some(uuid), steps));

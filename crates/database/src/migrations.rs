@@ -7,7 +7,7 @@ use instep_api::wire::Timestamp;
 use crate::Opening;
 use crate::backup::{self, with_suffix};
 use crate::error::{Error, Result};
-use crate::leadership::Seat;
+use crate::leadership::AdvertisedEndpoint;
 use crate::sql::{self, Connection, OptionalExtension, params};
 use crate::transfer;
 
@@ -133,7 +133,11 @@ fn first_content(connection: &Connection, opening: &Opening) -> Result<()> {
 }
 
 /// Makes this process the one that decides; gives its epoch. Where others may take over, they learn how to reach it.
-pub(crate) fn take_lease(connection: &mut Connection, opening: &Opening, seat: Option<&Seat>) -> Result<i64> {
+pub(crate) fn take_lease(
+    connection: &mut Connection,
+    opening: &Opening,
+    endpoint: Option<&AdvertisedEndpoint>,
+) -> Result<i64> {
     let transaction = connection.transaction()?;
     let last: Option<i64> =
         transaction.query_row("SELECT epoch FROM lease WHERE name = 'master'", [], |row| row.get(0)).optional()?;
@@ -144,11 +148,18 @@ pub(crate) fn take_lease(connection: &mut Connection, opening: &Opening, seat: O
         params![epoch, opening.holder, opening.now.0],
     )?;
     transaction.execute("DELETE FROM leader", [])?;
-    if let Some(seat) = seat {
+    if let Some(endpoint) = endpoint {
         transaction.execute(
             "INSERT INTO leader (name, epoch, address, tasks_address, certificate, peer_secret, settings, renewed_at) \
              VALUES ('master', ?, ?, ?, ?, ?, ?, 0)",
-            params![epoch, seat.address, seat.tasks_address, seat.certificate, seat.peer_secret, seat.settings],
+            params![
+                epoch,
+                endpoint.address,
+                endpoint.tasks_address,
+                endpoint.certificate,
+                endpoint.peer_secret,
+                endpoint.settings
+            ],
         )?;
         transaction.renew(epoch)?;
     }

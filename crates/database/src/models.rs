@@ -145,7 +145,7 @@ pub(crate) fn must_not_be_registered(connection: &Connection, uuid: &str) -> Res
 impl Database {
     /// All models, by number.
     pub async fn models(&self) -> Result<Vec<Model>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached(&format!("{MODELS} ORDER BY models.id"))?;
                 let found = statement.query_map([], model_of)?;
@@ -156,12 +156,12 @@ impl Database {
 
     /// One model, by name or number.
     pub async fn model(&self, name_or_id: String) -> Result<Model> {
-        self.engine.read(move |connection| model_by(connection, &name_or_id)).await
+        self.executor.read(move |connection| model_by(connection, &name_or_id)).await
     }
 
     /// Makes a model.
     pub async fn create_model(&self, new: ModelRequest, owner: UserId, now: Timestamp) -> Result<Model> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let workspace = workspace_of(connection, &new)?.unwrap_or(DEFAULT_WORKSPACE);
                 let name = new.name.unwrap_or_default();
@@ -187,7 +187,7 @@ impl Database {
 
     /// Changes a model; what is not given stays.
     pub async fn change_model(&self, name_or_id: String, change: ModelRequest, now: Timestamp) -> Result<Model> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let model = model_by(connection, &name_or_id)?;
                 touch(connection, &model, now)?;
@@ -221,7 +221,7 @@ impl Database {
 
     /// Puts a model into the archive, or takes it out.
     pub async fn archive_model(&self, name_or_id: String, archived: bool, now: Timestamp) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let model = model_by(connection, &name_or_id)?;
                 connection.execute(
@@ -235,7 +235,7 @@ impl Database {
 
     /// Forgets a model and its versions. The checkpoints stay.
     pub async fn delete_model(&self, name_or_id: String) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let model = model_by(connection, &name_or_id)?;
                 connection.execute("DELETE FROM model_versions WHERE model_id = ?", [model.id.0])?;
@@ -247,7 +247,7 @@ impl Database {
 
     /// A model and its versions, by number.
     pub async fn model_versions(&self, name_or_id: String) -> Result<(Model, Vec<ModelVersion>)> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let model = model_by(connection, &name_or_id)?;
                 let sql = format!("{VERSIONS} WHERE model_id = ? ORDER BY version");
@@ -262,7 +262,7 @@ impl Database {
 
     /// One version of a model.
     pub async fn model_version(&self, name_or_id: String, version: i64) -> Result<ModelVersion> {
-        self.engine.read(move |connection| version_of(connection, &model_by(connection, &name_or_id)?, version)).await
+        self.executor.read(move |connection| version_of(connection, &model_by(connection, &name_or_id)?, version)).await
     }
 
     /// Makes a complete checkpoint the next version of a model.
@@ -273,7 +273,7 @@ impl Database {
         owner: UserId,
         now: Timestamp,
     ) -> Result<ModelVersion> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let model = model_by(connection, &name_or_id)?;
                 let uuid = new.checkpoint_uuid.unwrap_or_default();
@@ -317,7 +317,7 @@ impl Database {
         change: ModelVersionRequest,
         now: Timestamp,
     ) -> Result<ModelVersion> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let model = model_by(connection, &name_or_id)?;
                 let current = version_of(connection, &model, version)?;
@@ -342,7 +342,7 @@ impl Database {
 
     /// Takes a version out of the registry. Its checkpoint stays.
     pub async fn delete_version(&self, name_or_id: String, version: i64, now: Timestamp) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let model = model_by(connection, &name_or_id)?;
                 let current = version_of(connection, &model, version)?;

@@ -232,7 +232,7 @@ fn of_model(connection: &Connection, name: &str) -> Result<Option<Ownership>> {
 impl Database {
     /// Whose a thing is; `None` if there is no such thing.
     pub async fn ownership(&self, subject: Subject) -> Result<Option<Ownership>> {
-        self.engine.read(move |connection| find(connection, &subject)).await
+        self.executor.read(move |connection| find(connection, &subject)).await
     }
 
     /// In which workspaces jobs lie now, as far as they are known; an experiment moves while it runs.
@@ -250,7 +250,7 @@ impl Database {
         names: Vec<String>,
         subject: impl Fn(String) -> Subject + Send + 'static,
     ) -> Result<HashMap<String, WorkspaceId>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut found = HashMap::new();
                 for name in names {
@@ -268,7 +268,7 @@ impl Database {
         id: Option<ProjectId>,
         names: Option<(String, String)>,
     ) -> Result<WorkspaceId> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let project = match (id, names) {
                     (Some(id), _) => id,

@@ -26,7 +26,7 @@ fn bind(connection: &Connection, pool: &str, workspaces: &[WorkspaceId]) -> Resu
 impl Database {
     /// The pools that are bound to workspaces, and to which: pool and workspace, by name and number.
     pub async fn pool_bindings(&self) -> Result<Vec<(String, WorkspaceId)>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = "SELECT pool, workspace_id FROM pool_workspaces ORDER BY pool, workspace_id";
                 let mut statement = connection.prepare_cached(sql)?;
@@ -38,12 +38,12 @@ impl Database {
 
     /// Binds a pool to further workspaces.
     pub async fn bind_pool(&self, pool: String, workspaces: Vec<WorkspaceId>) -> Result<()> {
-        self.engine.write(move |connection| bind(connection, &pool, &workspaces)).await
+        self.executor.write(move |connection| bind(connection, &pool, &workspaces)).await
     }
 
     /// Binds a pool to these workspaces and no others; to none, and it is everybody's.
     pub async fn rebind_pool(&self, pool: String, workspaces: Vec<WorkspaceId>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 connection.execute("DELETE FROM pool_workspaces WHERE pool = ?", [&pool])?;
                 bind(connection, &pool, &workspaces)
@@ -53,7 +53,7 @@ impl Database {
 
     /// Frees a pool from workspaces.
     pub async fn unbind_pool(&self, pool: String, workspaces: Vec<WorkspaceId>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 for workspace in workspaces {
                     let sql = "DELETE FROM pool_workspaces WHERE pool = ? AND workspace_id = ?";
@@ -66,7 +66,7 @@ impl Database {
 
     /// What configurations of a kind of work must be, in a workspace or (`None`) everywhere.
     pub async fn config_policies(&self, workspace: Option<WorkspaceId>, workload: String) -> Result<Option<Value>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT content FROM config_policies WHERE workspace_id = ? AND workload = ?";
                 let mut statement = connection.prepare_cached(sql)?;
@@ -86,7 +86,7 @@ impl Database {
         workload: String,
         content: Option<Value>,
     ) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 if let Some(workspace) = workspace {
                     crate::workspaces::workspace_by_id(connection, workspace)?;

@@ -22,7 +22,7 @@ const MESSAGE: &str = "cluster_message";
 impl Database {
     /// The settings of a user, by path and key.
     pub async fn user_settings(&self, user: UserId) -> Result<Vec<UserSetting>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT key, value, storage_path FROM user_settings WHERE user_id = ? \
                            ORDER BY storage_path, key";
@@ -37,7 +37,7 @@ impl Database {
 
     /// Sets settings of a user; an empty value removes one.
     pub async fn set_user_settings(&self, user: UserId, settings: Vec<UserSetting>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 for setting in settings {
                     let key = params![user.0, setting.storage_path, setting.key];
@@ -69,7 +69,7 @@ impl Database {
 
     /// Removes all settings of a user.
     pub async fn reset_user_settings(&self, user: UserId) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 connection.execute("DELETE FROM user_settings WHERE user_id = ?", [user.0])?;
                 Ok(())
@@ -79,7 +79,7 @@ impl Database {
 
     /// The workspaces that a user has pinned, and when.
     pub async fn pinned_workspaces(&self, user: UserId) -> Result<BTreeMap<WorkspaceId, Timestamp>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT workspace_id, pinned_at FROM workspace_pins WHERE user_id = ?";
                 let mut statement = connection.prepare_cached(sql)?;
@@ -98,7 +98,7 @@ impl Database {
         pinned: bool,
         now: Timestamp,
     ) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 crate::workspaces::workspace_by_id(connection, workspace)?;
                 if pinned {
@@ -118,7 +118,7 @@ impl Database {
 
     /// Notes that a user looked at a project.
     pub async fn visit_project(&self, user: UserId, project: ProjectId, now: Timestamp) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 crate::workspaces::project_by_id(connection, project)?;
                 connection.execute(
@@ -133,7 +133,7 @@ impl Database {
 
     /// The projects that a user looked at, the last one first.
     pub async fn visited_projects(&self, user: UserId) -> Result<Vec<ProjectId>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql =
                     "SELECT project_id FROM project_visits WHERE user_id = ? ORDER BY visited_at DESC, project_id";
@@ -146,7 +146,7 @@ impl Database {
 
     /// What administrators say to everybody, if they do.
     pub async fn cluster_message(&self) -> Result<Option<ClusterMessage>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT value FROM settings WHERE name = ?")?;
                 let text: Option<String> = statement.query_row([MESSAGE], |row| row.get(0)).optional()?;
@@ -158,7 +158,7 @@ impl Database {
 
     /// Says something to everybody, or nothing any more.
     pub async fn set_cluster_message(&self, message: Option<ClusterMessage>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 connection.execute("DELETE FROM settings WHERE name = ?", [MESSAGE])?;
                 if let Some(message) = message {

@@ -19,7 +19,7 @@ impl Database {
         id: ProjectId,
         change: impl FnOnce(Vec<Note>) -> Vec<Note> + Send + 'static,
     ) -> Result<Vec<Note>> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let notes = change(project_by_id(connection, id)?.notes);
                 let text = text_of(&notes)?;
@@ -35,7 +35,7 @@ impl Database {
 
     /// Moves a project into another workspace, with everything in it.
     pub async fn move_project(&self, id: ProjectId, workspace: WorkspaceId) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let project = project_by_id(connection, id)?;
                 let destination = workspace_by_id(connection, workspace)?;

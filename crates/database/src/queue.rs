@@ -22,7 +22,7 @@ impl Database {
         changes: Vec<(&'static str, &'static str, Value)>,
         now: Timestamp,
     ) -> Result<Experiment> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let mut config = experiment_by_id(connection, id, now)?.config.into_value();
                 for (section, key, value) in changes {
@@ -52,7 +52,7 @@ impl Database {
         pool: String,
         now: Timestamp,
     ) -> Result<Experiment> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let sql = "UPDATE experiments SET config = ?, resource_pool = ? WHERE id = ?";
                 connection.execute(sql, params![text_of(&config)?, pool, id.0])?;
@@ -63,7 +63,7 @@ impl Database {
 
     /// A task with its attempts to run, the newest first.
     pub async fn task(&self, id: String) -> Result<Task> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM tasks WHERE id = ?")?;
                 let found = statement.query_row([&id], |row| {
@@ -92,7 +92,7 @@ impl Database {
 
     /// Gives jobs their places among those of the same priority.
     pub async fn set_job_positions(&self, positions: Vec<(String, i64)>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 for (job, position) in &positions {
                     connection.execute(
@@ -108,7 +108,7 @@ impl Database {
 
     /// The places that people gave to jobs.
     pub async fn job_positions(&self) -> Result<HashMap<String, i64>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT job_id, position FROM job_positions")?;
                 let found = statement.query_map([], |row| Ok((row.get(0)?, row.get::<_, f64>(1)? as i64)))?;

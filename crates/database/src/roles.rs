@@ -155,7 +155,7 @@ fn change(connection: &Connection, id: GroupId, change: &GroupChange) -> Result<
 impl Database {
     /// The roles of a user, their own and their groups': which, and where.
     pub async fn roles_of(&self, user: UserId) -> Result<Vec<(i64, Option<WorkspaceId>)>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT role, workspace_id FROM role_assignments WHERE user_id = ?1 \
                            UNION SELECT role, workspace_id FROM role_assignments \
@@ -171,7 +171,7 @@ impl Database {
 
     /// All roles that anybody has.
     pub async fn held_roles(&self) -> Result<Vec<HeldRole>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = "SELECT role, user_id, group_id, workspace_id FROM role_assignments \
                            ORDER BY role, workspace_id NULLS FIRST, group_id NULLS FIRST, user_id NULLS FIRST";
@@ -184,7 +184,7 @@ impl Database {
 
     /// Gives roles: all of them or, if one is there already or names what is not there, none.
     pub async fn give_roles(&self, roles: Vec<HeldRole>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 for role in &roles {
                     if !give(connection, role)? {
@@ -199,7 +199,7 @@ impl Database {
 
     /// Takes roles away: all of them or, if one is not there, none.
     pub async fn take_roles(&self, roles: Vec<HeldRole>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 for role in &roles {
                     if !take(connection, role)? {
@@ -213,7 +213,7 @@ impl Database {
 
     /// The names of active users who are no administrators and have no role at all.
     pub async fn users_without_role(&self) -> Result<Vec<String>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = "SELECT username FROM users WHERE active AND NOT admin \
                            AND NOT EXISTS (SELECT 1 FROM role_assignments WHERE role_assignments.user_id = users.id) \
@@ -229,7 +229,7 @@ impl Database {
 
     /// All groups, by name.
     pub async fn groups(&self) -> Result<Vec<Group>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT id FROM user_groups ORDER BY name")?;
                 let ids = statement.query_map([], |row| row.get(0))?.collect::<sql::Result<Vec<i64>>>()?;
@@ -240,12 +240,12 @@ impl Database {
 
     /// One group.
     pub async fn group(&self, id: GroupId) -> Result<Group> {
-        self.engine.read(move |connection| group_by_id(connection, id)).await
+        self.executor.read(move |connection| group_by_id(connection, id)).await
     }
 
     /// Makes a group.
     pub async fn create_group(&self, name: String, members: Vec<UserId>, now: Timestamp) -> Result<Group> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 must_be_free(connection, &name)?;
                 let id = connection.query_row(
@@ -261,7 +261,7 @@ impl Database {
 
     /// Changes groups: all of them, or none.
     pub async fn change_groups(&self, changes: Vec<(GroupId, GroupChange)>) -> Result<Vec<Group>> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 for (id, wanted) in &changes {
                     change(connection, *id, wanted)?;
@@ -273,7 +273,7 @@ impl Database {
 
     /// Deletes a group, with its roles.
     pub async fn delete_group(&self, id: GroupId) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 group_by_id(connection, id)?;
                 for sql in [

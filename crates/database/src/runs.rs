@@ -43,7 +43,7 @@ fn marks(connection: &Connection, id: TrialId) -> Result<(bool, Option<String>)>
 impl Database {
     /// The runs of some experiments; with their summaries of metrics if wanted, which have to be read from metrics.
     pub async fn runs_of(&self, experiments: Vec<Experiment>, with_metrics: bool, now: Timestamp) -> Result<Vec<Run>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut runs = Vec::new();
                 for experiment in experiments.into_iter().map(Arc::new) {
@@ -66,7 +66,7 @@ impl Database {
         experiments: Vec<ExperimentId>,
         now: Timestamp,
     ) -> Result<BTreeMap<ExperimentId, (Trial, Option<String>)>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut found = BTreeMap::new();
                 for id in experiments {
@@ -82,7 +82,7 @@ impl Database {
 
     /// Puts a run into the archive, or takes it out again.
     pub async fn archive_run(&self, id: TrialId, archived: bool) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let changed =
                     connection.execute("UPDATE trials SET archived = ? WHERE id = ?", params![archived, id.0])?;
@@ -93,7 +93,7 @@ impl Database {
 
     /// Deletes a run that has ended, and gives its checkpoints up; which they were. Its experiment stays.
     pub async fn delete_run(&self, id: TrialId, now: Timestamp) -> Result<Vec<String>> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let trial = trial_by_id(connection, id, now)?;
                 if !trial.state.is_terminal() {
@@ -108,7 +108,7 @@ impl Database {
 
     /// The project that has this key.
     pub async fn project_by_key(&self, key: String) -> Result<Option<ProjectId>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut statement = connection.prepare_cached("SELECT id FROM projects WHERE key = ?")?;
                 Ok(statement.query_row([key], |row| row.get(0).map(ProjectId)).optional()?)

@@ -39,7 +39,7 @@ impl Database {
         by: UserId,
         now: Timestamp,
     ) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let (scope, owner) = scope.columns();
                 let sql = "SELECT COUNT(*) FROM secrets WHERE scope = ? AND owner_id = ? AND name <> ?";
@@ -60,7 +60,7 @@ impl Database {
 
     /// Deletes a secret.
     pub async fn delete_secret(&self, scope: SecretScope, name: String) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let (scope, owner) = scope.columns();
                 let sql = "DELETE FROM secrets WHERE scope = ? AND owner_id = ? AND name = ?";
@@ -74,7 +74,7 @@ impl Database {
 
     /// The secrets of an owner, by name, without their contents.
     pub async fn secrets(&self, scope: SecretScope) -> Result<Vec<Secret>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let (word, owner) = scope.columns();
                 let workspace_id = match scope {
@@ -99,7 +99,7 @@ impl Database {
 
     /// Whether anybody has a secret.
     pub async fn has_secrets(&self) -> Result<bool> {
-        self.engine
+        self.executor
             .read(|connection| Ok(connection.query_row("SELECT EXISTS (SELECT 1 FROM secrets)", [], |row| row.get(0))?))
             .await
     }
@@ -110,7 +110,7 @@ impl Database {
         scopes: Vec<SecretScope>,
         name: String,
     ) -> Result<Option<(SecretScope, Vec<u8>)>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT content FROM secrets WHERE scope = ? AND owner_id = ? AND name = ?";
                 let mut statement = connection.prepare_cached(sql)?;

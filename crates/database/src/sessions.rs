@@ -60,7 +60,7 @@ impl Database {
         now: Timestamp,
         expires_at: Timestamp,
     ) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 connection.execute("DELETE FROM sessions WHERE expires_at <= ?", [now.0])?;
                 connection.execute(
@@ -75,7 +75,7 @@ impl Database {
 
     /// What a token lets its bearer do, if it is valid now and its user is active.
     pub async fn session(&self, token_hash: String, now: Timestamp) -> Result<Option<Session>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT users.*, sessions.created_at AS opened_at, sessions.allocation_id AS of_allocation, \
                            sessions.access_token_id AS access_token, \
@@ -92,7 +92,7 @@ impl Database {
 
     /// Ends a session.
     pub async fn close_session(&self, token_hash: String) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 connection.execute("DELETE FROM sessions WHERE token_hash = ?", [token_hash])?;
                 Ok(())

@@ -13,7 +13,7 @@ use crate::sql::{self, Connection, OptionalExtension, Row, params};
 impl Database {
     /// All templates, by name.
     pub async fn templates(&self) -> Result<Vec<Template>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM templates ORDER BY name")?;
                 let found = statement.query_map([], template)?;
@@ -24,12 +24,12 @@ impl Database {
 
     /// A template and whose it is.
     pub async fn template(&self, name: String) -> Result<(Template, UserId)> {
-        self.engine.read(move |connection| template_by_name(connection, &name)).await
+        self.executor.read(move |connection| template_by_name(connection, &name)).await
     }
 
     /// Makes a template.
     pub async fn create_template(&self, new: Template, owner: UserId, now: Timestamp) -> Result<Template> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let made = connection.execute(
                     "INSERT INTO templates (name, config, workspace_id, user_id, created_at) VALUES (?, ?, ?, ?, ?) \
@@ -46,7 +46,7 @@ impl Database {
 
     /// Gives a template another configuration.
     pub async fn change_template(&self, name: String, config: Value) -> Result<Template> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let sql = "UPDATE templates SET config = ? WHERE name = ?";
                 connection.execute(sql, params![text_of(&config)?, name])?;
@@ -57,7 +57,7 @@ impl Database {
 
     /// Gives a template another name, which none has.
     pub async fn rename_template(&self, old: String, new: String) -> Result<Template> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 template_by_name(connection, &old)?;
                 let taken = template_by_name(connection, &new).is_ok() && new != old;
@@ -72,7 +72,7 @@ impl Database {
 
     /// Deletes a template.
     pub async fn delete_template(&self, name: String) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| match connection.execute("DELETE FROM templates WHERE name = ?", [&name])? {
                 0 => Err(Error::not_found("template", name)),
                 _ => Ok(()),

@@ -54,7 +54,7 @@ fn token_by_id(connection: &Connection, id: i64) -> Result<TokenInfo> {
 impl Database {
     /// Makes a token; its number.
     pub async fn create_access_token(&self, new: NewAccessToken, now: Timestamp) -> Result<i64> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let expires_at = new.expires_at.map(|time| time.0);
                 let id: i64 = connection.query_row(
@@ -75,7 +75,7 @@ impl Database {
 
     /// The tokens that a filter lets through, by number.
     pub async fn access_tokens(&self, filter: TokenFilter, now: Timestamp) -> Result<Vec<TokenInfo>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM access_tokens ORDER BY id")?;
                 let found = statement.query_map([], token_of)?.collect::<sql::Result<Vec<TokenInfo>>>()?;
@@ -92,12 +92,12 @@ impl Database {
 
     /// One token.
     pub async fn access_token(&self, id: i64) -> Result<TokenInfo> {
-        self.engine.read(move |connection| token_by_id(connection, id)).await
+        self.executor.read(move |connection| token_by_id(connection, id)).await
     }
 
     /// Describes a token, or revokes it for ever.
     pub async fn change_access_token(&self, id: i64, description: Option<String>, revoke: bool) -> Result<TokenInfo> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = token_by_id(connection, id)?;
                 if current.revoked {

@@ -32,7 +32,7 @@ pub enum SourceOf {
 impl Database {
     /// Remembers what a trial works with. Said again, the last word counts.
     pub async fn report_trial_source(&self, source: TrialSource) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let (model, version) = source.version.map(|(model, version)| (model.0, version)).unzip();
                 connection.execute(
@@ -48,7 +48,7 @@ impl Database {
 
     /// The trials that work with something, the oldest first; `None` for every kind of work.
     pub async fn trials_with_source(&self, of: SourceOf, kind: Option<SourceKind>) -> Result<Vec<TrialId>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let (place, id, version) = match of {
                     SourceOf::Checkpoint(uuid) => {

@@ -189,7 +189,7 @@ fn set_state(connection: &Connection, id: TrialId, state: Option<State>, now: Ti
 impl Database {
     /// Makes a trial. With an external id that the experiment knows already, that trial is given instead.
     pub async fn create_trial(&self, new: NewTrial, now: Timestamp) -> Result<Trial> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 crate::experiments::experiment_by_id(connection, new.experiment, now)?;
                 must_run_elsewhere(connection, new.experiment)?;
@@ -227,12 +227,12 @@ impl Database {
 
     /// One trial.
     pub async fn trial(&self, id: TrialId, now: Timestamp) -> Result<Trial> {
-        self.engine.read(move |connection| trial_by_id(connection, id, now)).await
+        self.executor.read(move |connection| trial_by_id(connection, id, now)).await
     }
 
     /// The trial with these external ids.
     pub async fn trial_by_external_id(&self, experiment: String, trial: String, now: Timestamp) -> Result<Trial> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT trials.id FROM trials JOIN experiments ON experiments.id = trials.experiment_id \
                            WHERE experiments.external_id = ? AND trials.external_id = ?";
@@ -253,7 +253,7 @@ impl Database {
         slice: Slice,
         now: Timestamp,
     ) -> Result<(Vec<Trial>, Pagination)> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 crate::experiments::experiment_by_id(connection, experiment, now)?;
                 let mut trials = trials_of(connection, experiment, now)?;
@@ -274,13 +274,13 @@ impl Database {
 
     /// Starts a trial, for the first time or again, and says where it goes on.
     pub async fn start_trial(&self, id: TrialId, resume: bool, now: Timestamp) -> Result<StartTrialResponse> {
-        self.engine.write(move |connection| start(connection, id, resume, now)).await
+        self.executor.write(move |connection| start(connection, id, resume, now)).await
     }
 
     /// Notes that a trial lives, and its new state if there is one.
     pub async fn set_trial_state(&self, id: TrialId, state: Option<State>, now: Timestamp) -> Result<Trial> {
         let trial = self
-            .engine
+            .executor
             .write(move |connection| {
                 set_state(connection, id, state, now)?;
                 trial_by_id(connection, id, now)
@@ -294,7 +294,7 @@ impl Database {
 
     /// Running trials of which nothing was heard for a while: the trial, and when it was last heard of.
     pub async fn running_trials(&self) -> Result<Vec<(TrialId, Timestamp)>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = "SELECT trials.id, last_activity_at FROM trials JOIN experiments ON experiments.id = experiment_id \
                            WHERE trials.state = 'STATE_RUNNING' AND experiments.unmanaged";
@@ -307,7 +307,7 @@ impl Database {
 
     /// Ends a trial in error as of when it was last heard of, unless it was heard of since.
     pub async fn give_up_trial(&self, id: TrialId, last_heard: Timestamp) -> Result<bool> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let experiment = must_exist(connection, id)?;
                 let changed = connection.execute(
@@ -323,7 +323,7 @@ impl Database {
 
     /// Sets the progress of a trial's experiment.
     pub async fn set_progress(&self, id: TrialId, progress: f64) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let experiment = must_exist(connection, id)?;
                 connection
@@ -336,7 +336,7 @@ impl Database {
 
     /// Sets what a trial says it is doing.
     pub async fn set_runner_state(&self, id: TrialId, state: String) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 must_exist(connection, id)?;
                 connection.execute("UPDATE trials SET runner_state = ? WHERE id = ?", params![state, id.0])?;
@@ -347,7 +347,7 @@ impl Database {
 
     /// Replaces what a user wrote on a trial.
     pub async fn set_trial_metadata(&self, id: TrialId, metadata: Value) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 must_exist(connection, id)?;
                 let text = text_of(&metadata)?;
@@ -359,7 +359,7 @@ impl Database {
 
     /// The id of a place for checkpoints: the same for the same configuration.
     pub async fn storage_id(&self, trial: TrialId, config: Value) -> Result<StorageId> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 must_exist(connection, trial)?;
                 // Maps of serde_json are sorted, so equal configurations have equal texts.

@@ -68,7 +68,7 @@ pub(crate) fn note(connection: &Connection, allocation: &str) -> Result<()> {
 impl Database {
     /// What was used between two moments, by when it began.
     pub async fn usage(&self, from: Timestamp, to: Timestamp) -> Result<Vec<Usage>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT usages.*, users.username, COALESCE(experiments.labels, '[]') AS labels \
                            FROM usages JOIN users ON users.id = usages.user_id \

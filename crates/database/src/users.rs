@@ -81,7 +81,7 @@ fn name_is_free(connection: &Connection, username: &str) -> Result<()> {
 impl Database {
     /// The user of that name, if there is one.
     pub async fn account(&self, username: String) -> Result<Option<Account>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM users WHERE username = ?")?;
                 Ok(statement.query_row([username], account_of).optional()?)
@@ -91,12 +91,12 @@ impl Database {
 
     /// The user with that id.
     pub async fn user(&self, id: UserId) -> Result<User> {
-        self.engine.read(move |connection| user_by_id(connection, id)).await
+        self.executor.read(move |connection| user_by_id(connection, id)).await
     }
 
     /// All users, by id.
     pub async fn users(&self) -> Result<Vec<User>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached("SELECT * FROM users ORDER BY id")?;
                 let users = statement.query_map([], user_of)?;
@@ -107,7 +107,7 @@ impl Database {
 
     /// Replaces the hash of a password by another of the same password; sessions go on.
     pub async fn renew_password_hash(&self, id: UserId, before: String, hash: String) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let sql = "UPDATE users SET password_hash = ? WHERE id = ? AND password_hash = ?";
                 connection.execute(sql, params![hash, id.0, before])?;
@@ -118,7 +118,7 @@ impl Database {
 
     /// The names of active users who have no password.
     pub async fn users_without_password(&self) -> Result<Vec<String>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let sql = "SELECT username FROM users WHERE active AND password_hash IS NULL ORDER BY id";
                 let mut statement = connection.prepare(sql)?;
@@ -130,7 +130,7 @@ impl Database {
 
     /// Makes a user.
     pub async fn create_user(&self, new: NewAccount, now: Timestamp) -> Result<User> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 name_is_free(connection, &new.username)?;
                 let group = new.agent_user_group.as_ref().map(text_of).transpose()?;
@@ -156,7 +156,7 @@ impl Database {
 
     /// Changes a user. A new password, or being made inactive, ends all of their sessions.
     pub async fn change_user(&self, id: UserId, change: UserChange, now: Timestamp) -> Result<User> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = user_by_id(connection, id)?;
                 if let Some(username) = change.username.as_ref().filter(|name| **name != current.username) {

@@ -168,17 +168,17 @@ pub(crate) fn state_changed(
 impl Database {
     /// All webhooks, by number.
     pub async fn webhooks(&self) -> Result<Vec<Webhook>> {
-        self.engine.read(all).await
+        self.executor.read(all).await
     }
 
     /// One webhook.
     pub async fn webhook(&self, id: i64) -> Result<Webhook> {
-        self.engine.read(move |connection| by_id(connection, id)).await
+        self.executor.read(move |connection| by_id(connection, id)).await
     }
 
     /// Makes a webhook.
     pub async fn create_webhook(&self, new: NewWebhook, now: Timestamp) -> Result<Webhook> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let known = all(connection)?;
                 if known.len() >= MOST {
@@ -219,7 +219,7 @@ impl Database {
 
     /// Tells a webhook elsewhere from now on.
     pub async fn change_webhook(&self, id: i64, url: String) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 by_id(connection, id)?;
                 connection.execute("UPDATE webhooks SET url = ? WHERE id = ?", params![url, id])?;
@@ -230,7 +230,7 @@ impl Database {
 
     /// Forgets a webhook, and what it was yet to be told.
     pub async fn delete_webhook(&self, id: i64) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 by_id(connection, id)?;
                 connection.execute("DELETE FROM webhooks WHERE id = ?", [id])?;
@@ -248,7 +248,7 @@ impl Database {
         payload: Value,
         now: Timestamp,
     ) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let Ok(found) = by_id(connection, webhook) else { return Ok(()) };
                 let sql = "INSERT INTO webhook_log_matches (webhook_id, trigger_id, task_id) VALUES (?, ?, ?) \
@@ -263,7 +263,7 @@ impl Database {
 
     /// Tells what a script wants to be told, to the webhooks that its experiment names.
     pub async fn custom_event(&self, id: ExperimentId, trial: Option<i64>, data: Value, now: Timestamp) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let experiment = experiment_by_id(connection, id, now)?;
                 let config = experiment.config.clone().into_value();
@@ -292,12 +292,12 @@ impl Database {
 
     /// Waits until something was written since the last call, which may be an event; for the one who tells them.
     pub async fn may_have_webhook_events(&self) {
-        self.engine.written().await;
+        self.executor.written().await;
     }
 
     /// What is to be told by now, the oldest first: of each webhook at most so many.
     pub async fn due_webhook_events(&self, each: usize, now: Timestamp) -> Result<Vec<DueEvent>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT id, webhook_id FROM (SELECT id, webhook_id, next_attempt_at, \
                            ROW_NUMBER() OVER (PARTITION BY webhook_id ORDER BY next_attempt_at, id) AS place \
@@ -314,7 +314,7 @@ impl Database {
 
     /// An event with what is told; `None` if it is gone.
     pub async fn webhook_event(&self, id: i64) -> Result<Option<WebhookEvent>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT webhook_id, payload, attempts FROM webhook_events WHERE id = ?";
                 let found = connection
@@ -328,7 +328,7 @@ impl Database {
 
     /// Forgets an event that was told or given up, or tries it again later.
     pub async fn settle_webhook_event(&self, id: i64, next_attempt_at: Option<Timestamp>) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 match next_attempt_at {
                     None => connection.execute("DELETE FROM webhook_events WHERE id = ?", [id])?,

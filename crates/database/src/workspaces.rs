@@ -212,7 +212,7 @@ fn forget_commands(connection: &Connection, id: WorkspaceId) -> Result<()> {
 impl Database {
     /// All workspaces, by id.
     pub async fn workspaces(&self) -> Result<Vec<Workspace>> {
-        self.engine
+        self.executor
             .read(|connection| {
                 let mut statement = connection.prepare_cached(&format!("{WORKSPACES} ORDER BY workspaces.id"))?;
                 let found = statement.query_map([], workspace_of)?;
@@ -223,7 +223,7 @@ impl Database {
 
     /// One workspace.
     pub async fn workspace(&self, id: WorkspaceId) -> Result<Workspace> {
-        self.engine.read(move |connection| workspace_by_id(connection, id)).await
+        self.executor.read(move |connection| workspace_by_id(connection, id)).await
     }
 
     /// Makes a workspace, which its owner administrates.
@@ -234,7 +234,7 @@ impl Database {
         owner: UserId,
         now: Timestamp,
     ) -> Result<Workspace> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let inserted: Option<i64> = connection
                     .query_row(
@@ -260,7 +260,7 @@ impl Database {
 
     /// Renames a workspace, changes its settings, archives it or takes it out of the archive.
     pub async fn change_workspace(&self, id: WorkspaceId, change: WorkspaceChange) -> Result<Workspace> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = workspace_by_id(connection, id)?;
                 must_be_mutable(current.immutable, "workspace", &current.name)?;
@@ -285,7 +285,7 @@ impl Database {
     /// Deletes a workspace that holds nothing any more, with its templates, its secrets and the commands that have ended in
     /// it.
     pub async fn delete_workspace(&self, id: WorkspaceId) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = workspace_by_id(connection, id)?;
                 must_be_mutable(current.immutable, "workspace", &current.name)?;
@@ -302,7 +302,7 @@ impl Database {
 
     /// The projects of a workspace, by id.
     pub async fn projects(&self, workspace: WorkspaceId) -> Result<Vec<Project>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 workspace_by_id(connection, workspace)?;
                 let sql = format!("{PROJECTS} WHERE projects.workspace_id = ? ORDER BY projects.id");
@@ -315,7 +315,7 @@ impl Database {
 
     /// The experiments of projects with their states, by id.
     pub async fn experiments_of_projects(&self, projects: Vec<ProjectId>) -> Result<Vec<(ExperimentId, State)>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let sql = "SELECT id, state FROM experiments WHERE project_id = ? ORDER BY id";
                 let mut statement = connection.prepare_cached(sql)?;
@@ -332,7 +332,7 @@ impl Database {
 
     /// One project.
     pub async fn project(&self, id: ProjectId) -> Result<Project> {
-        self.engine.read(move |connection| project_by_id(connection, id)).await
+        self.executor.read(move |connection| project_by_id(connection, id)).await
     }
 
     /// Makes a project.
@@ -345,7 +345,7 @@ impl Database {
         owner: UserId,
         now: Timestamp,
     ) -> Result<Project> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let place = workspace_by_id(connection, workspace)?;
                 must_be_mutable(place.immutable, "workspace", &place.name)?;
@@ -380,7 +380,7 @@ impl Database {
         key: Option<String>,
         archived: Option<bool>,
     ) -> Result<Project> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = project_by_id(connection, id)?;
                 must_be_mutable(current.immutable, "project", &current.name)?;
@@ -412,7 +412,7 @@ impl Database {
 
     /// Deletes a project that holds no experiments.
     pub async fn delete_project(&self, id: ProjectId) -> Result<()> {
-        self.engine
+        self.executor
             .write(move |connection| {
                 let current = project_by_id(connection, id)?;
                 must_be_mutable(current.immutable, "project", &current.name)?;

@@ -14,7 +14,7 @@ impl Database {
         let path = self.path.clone();
         let is_file = self.is_file;
         // A disk that does not say how full it is may have room, and so may a server's.
-        let free = self.engine.read(move |_| {
+        let free = self.executor.read(move |_| {
             let disk = if is_file { statvfs(&*path).ok() } else { None };
             Ok(disk.map_or(u64::MAX, |disk| disk.blocks_available().saturating_mul(disk.fragment_size())))
         });
@@ -22,10 +22,10 @@ impl Database {
         if free < ROOM {
             return Ok(Some(format!("only {} KiB are free on its disk", free >> 10)));
         }
-        if self.engine.last_failure().is_none() {
+        if self.executor.last_failure().is_none() {
             return Ok(None);
         }
-        let tried = self.engine.write(|connection| {
+        let tried = self.executor.write(|connection| {
             connection.execute(
                 "INSERT INTO settings (name, value) VALUES ('write_probes', '1') \
                  ON CONFLICT (name) DO UPDATE SET value = CAST(CAST(settings.value AS BIGINT) + 1 AS TEXT)",

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use instep_database::{Contender, Database, Opening, PostgresAddress};
+use instep_database::{Candidate, Database, Opening, PostgresAddress};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::agreement::Agreed;
@@ -222,10 +222,10 @@ pub fn serve(options: &Options, announce: impl FnOnce(&Addresses)) -> Result<(),
         .map_err(ServeError::System)?;
     let (database, outcome) = match (&options.postgres, &options.advertise) {
         (Some(address), Some(own)) => {
-            let contender = Contender::new(&options.database, address.clone(), &Presence::starting());
-            let contender = contender.map_err(Presence::name_holder)?;
+            let candidate = Candidate::new(&options.database, address.clone(), &Presence::starting());
+            let candidate = candidate.map_err(Presence::name_holder)?;
             let mut database = None;
-            let outcome = runtime.block_on(stand_by(options, contender, own, &mut database, announce));
+            let outcome = runtime.block_on(stand_by(options, candidate, own, &mut database, announce));
             (database, outcome)
         }
         (postgres, _) => {

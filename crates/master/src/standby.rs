@@ -1,6 +1,6 @@
 //! One of several masters on one PostgreSQL: it stands by, and leads when nobody else does.
 //!
-//! A thread looks at the server every few hundred milliseconds ([`instep_database::Contender`] decides) and tells all
+//! A thread looks at the server every few hundred milliseconds ([`instep_database::Candidate`] decides) and tells all
 //! requests what this process is at the moment: its [`Role`]. When it has the lock it opens the database, once: a process
 //! that has led and may not any more begins anew.
 
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use instep_api::wire::Timestamp;
-use instep_database::{Contender, Database, Error, LEASE, Leader, Look, Opening, Seat};
+use instep_database::{AdvertisedEndpoint, Candidate, Database, Error, LEASE, Leader, Leadership, Opening};
 use tokio::sync::{oneshot, watch};
 
 use crate::agreement::{Agreed, Unfit};
@@ -27,7 +27,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub(crate) struct Term {
     pub epoch: i64,
     pub since: Timestamp,
-    pub seat: Seat,
+    pub endpoint: AdvertisedEndpoint,
 }
 
 /// What this process is to those who ask it for something.
@@ -56,8 +56,8 @@ impl Role {
 
 /// What the thread needs.
 pub(crate) struct Candidacy {
-    pub contender: Contender,
-    pub seat: Seat,
+    pub candidate: Candidate,
+    pub endpoint: AdvertisedEndpoint,
     /// What all masters must have set alike.
     pub agreed: Agreed,
     /// Folders that must be there for a master to lead.
@@ -81,13 +81,13 @@ impl Candidacy {
                 }
                 warned.clone_from(&unfit);
             }
-            let look = self.contender.look(unfit.as_ref().map(|unfit| unfit.why.as_str()));
+            let look = self.candidate.look(unfit.as_ref().map(|unfit| unfit.why.as_str()));
             has_looked |= look.is_ok();
             let pause = match look {
-                Ok(Look::Won) => {
+                Ok(Leadership::Won) => {
                     self.become_(Role::Starting);
                     tracing::info!("taking over: nobody else leads");
-                    match self.contender.lead(&(self.opening)(), &self.seat) {
+                    match self.candidate.lead(&(self.opening)(), &self.endpoint) {
                         Ok(database) => return Ok(Some(Won { database, has_followed })),
                         Err(error) => {
                             self.say(&mut said, &format!("cannot lead: {}", chain(&error)));
@@ -95,14 +95,14 @@ impl Candidacy {
                         }
                     }
                 }
-                Ok(Look::Leads(leader)) => {
+                Ok(Leadership::Leads(leader)) => {
                     seen = Instant::now();
                     (failures, said, has_followed) = (0, String::new(), true);
-                    differs = self.agreed.objection(&leader.seat.settings);
+                    differs = self.agreed.objection(&leader.endpoint.settings);
                     self.follow(*leader, missing(&self.folders).or_else(|| differs.clone()));
                     PAUSE
                 }
-                Ok(Look::Nobody(why)) => {
+                Ok(Leadership::Nobody(why)) => {
                     failures = 0;
                     // At first it may be over in a moment.
                     let pause = if said == why { PAUSE } else { SHORT_PAUSE };
@@ -138,7 +138,7 @@ impl Candidacy {
 
     fn follow(&self, leader: Leader, unfit: Option<Unfit>) {
         if self.role.borrow().epoch() != Some(leader.epoch) {
-            let (epoch, address) = (leader.epoch, leader.seat.address.as_str());
+            let (epoch, address) = (leader.epoch, leader.endpoint.address.as_str());
             tracing::info!(epoch, leader = address, "standing by");
         }
         self.become_(Role::Follows(Arc::new(leader), Instant::now(), unfit.map(Arc::new)));

@@ -27,8 +27,8 @@ impl Database {
         }
         let points = batch.reports.iter().map(|(_, report)| report.values.len()).sum();
         let quota = Arc::clone(&self.log_quota);
-        let refused = self.engine.write(move |connection| store(connection, batch, &quota)).await?;
-        self.engine.count_points(points);
+        let refused = self.executor.write(move |connection| store(connection, batch, &quota)).await?;
+        self.executor.count_points(points);
         for (group, rows) in groups {
             self.merger.note(trial, group, rows);
         }

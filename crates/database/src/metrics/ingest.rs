@@ -22,8 +22,8 @@ impl Database {
             intake.store(connection, &report)?;
             intake.end(connection)
         };
-        self.engine.write(store).await?;
-        self.engine.count_points(points);
+        self.executor.write(store).await?;
+        self.executor.count_points(points);
         self.merger.note(trial, group, 1);
         Ok(())
     }

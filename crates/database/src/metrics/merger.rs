@@ -1,7 +1,7 @@
 //! Turns the tail of metrics into chunks, in the background.
 //!
 //! A group of a trial is due when its tail has grown to [`WEIGHT_PER_MERGE`], or when its trial has ended. The
-//! merger reads it in a snapshot, packs it without disturbing anybody, and hands one small write to the engine, which
+//! merger reads it in a snapshot, packs it without disturbing anybody, and hands one small write to the executor, which
 //! moves all or nothing: it refuses when a row of the tail or the last chunk has changed in the meantime, and the group
 //! is due again.
 
@@ -19,8 +19,8 @@ use super::chunk::{Point, decode};
 use super::rollback::{EncodedChunk, put_encoded};
 use super::summary::RollUp;
 use super::tail;
-use crate::engine::{Engine, in_snapshot};
 use crate::error::{Error, Result};
+use crate::executor::{Executor, in_snapshot};
 use crate::rows::text_of;
 use crate::sql::{self, Connection, OptionalExtension, Place, params, params_from_iter};
 use crate::sync::{join_until, lock, wait};
@@ -42,37 +42,37 @@ pub(super) fn weight_of(reports: usize) -> usize {
 }
 
 #[derive(Default)]
-struct Agenda {
+struct MergeQueue {
     weights: HashMap<Group, usize>,
     due: BTreeSet<Group>,
     ended: bool,
 }
 
-/// The merging thread and its agenda.
+/// The merging thread and its queue.
 pub(crate) struct Merger {
-    agenda: Arc<(Mutex<Agenda>, Condvar)>,
+    queue: Arc<(Mutex<MergeQueue>, Condvar)>,
     thread: Mutex<Option<JoinHandle<()>>>,
     patience: Option<Duration>,
 }
 
 impl Merger {
     /// Starts the thread; it begins with what a former process left.
-    pub(crate) fn start(place: &Place, engine: Arc<Engine>) -> Result<Merger> {
+    pub(crate) fn start(place: &Place, executor: Arc<Executor>) -> Result<Merger> {
         let mut reader = place.open_reader()?;
-        let mut agenda = Agenda::default();
+        let mut queue = MergeQueue::default();
         for (group, weight, over) in in_snapshot(&mut reader, left_over)? {
             if over || weight >= WEIGHT_PER_MERGE {
-                agenda.due.insert(group.clone());
+                queue.due.insert(group.clone());
             }
-            agenda.weights.insert(group, weight);
+            queue.weights.insert(group, weight);
         }
-        let agenda = Arc::new((Mutex::new(agenda), Condvar::new()));
-        let shared = Arc::clone(&agenda);
+        let queue = Arc::new((Mutex::new(queue), Condvar::new()));
+        let shared = Arc::clone(&queue);
         let thread = std::thread::Builder::new()
             .name("instep-db-merge".to_owned())
-            .spawn(move || merge_loop(&mut reader, &engine, &shared))
+            .spawn(move || merge_loop(&mut reader, &executor, &shared))
             .map_err(|source| Error::File { path: place.shown(), source })?;
-        Ok(Merger { agenda, thread: Mutex::new(Some(thread)), patience: place.closing_patience() })
+        Ok(Merger { queue, thread: Mutex::new(Some(thread)), patience: place.closing_patience() })
     }
 
     /// Notes so many reports more in a group's tail, that came together.
@@ -80,29 +80,29 @@ impl Merger {
         // What may have to be joined, or is about the machine, never shares a row.
         let alone = reports == 1 || group == VALIDATION || PROFILING.contains(&group.as_str());
         let more = if alone { reports * weight_of(1) } else { reports };
-        let mut agenda = lock(&self.agenda.0);
+        let mut queue = lock(&self.queue.0);
         let group = (trial, group);
-        let weight = agenda.weights.entry(group.clone()).or_insert(0);
+        let weight = queue.weights.entry(group.clone()).or_insert(0);
         *weight += more;
-        if *weight >= WEIGHT_PER_MERGE && agenda.due.insert(group) {
-            self.agenda.1.notify_one();
+        if *weight >= WEIGHT_PER_MERGE && queue.due.insert(group) {
+            self.queue.1.notify_one();
         }
     }
 
     /// Merges what is left of a trial that has ended.
     pub(crate) fn finish(&self, trial: TrialId) {
-        let mut agenda = lock(&self.agenda.0);
-        let groups: Vec<Group> = agenda.weights.keys().filter(|(owner, _)| *owner == trial).cloned().collect();
+        let mut queue = lock(&self.queue.0);
+        let groups: Vec<Group> = queue.weights.keys().filter(|(owner, _)| *owner == trial).cloned().collect();
         if !groups.is_empty() {
-            agenda.due.extend(groups);
-            self.agenda.1.notify_one();
+            queue.due.extend(groups);
+            self.queue.1.notify_one();
         }
     }
 
     /// Ends the thread, after the merge that it is at.
     pub(crate) fn close(&self) {
-        lock(&self.agenda.0).ended = true;
-        self.agenda.1.notify_one();
+        lock(&self.queue.0).ended = true;
+        self.queue.1.notify_one();
         if let Some(thread) = lock(&self.thread).take() {
             join_until(thread, self.patience.map(|patience| Instant::now() + patience));
         }
@@ -130,36 +130,36 @@ pub(super) fn left_over(connection: &Connection) -> Result<Vec<(Group, usize, bo
     Ok(rows.collect::<sql::Result<_>>()?)
 }
 
-fn merge_loop(reader: &mut Connection, engine: &Engine, agenda: &(Mutex<Agenda>, Condvar)) {
-    let (agenda, changed) = agenda;
+fn merge_loop(reader: &mut Connection, executor: &Executor, queue: &(Mutex<MergeQueue>, Condvar)) {
+    let (queue, changed) = queue;
     loop {
         let (trial, group) = {
-            let mut agenda = lock(agenda);
+            let mut queue = lock(queue);
             loop {
-                if agenda.ended {
+                if queue.ended {
                     return;
                 }
-                if let Some(next) = agenda.due.pop_first() {
-                    agenda.weights.remove(&next);
+                if let Some(next) = queue.due.pop_first() {
+                    queue.weights.remove(&next);
                     break next;
                 }
-                agenda = wait(changed, agenda);
+                queue = wait(changed, queue);
             }
         };
-        let outcome = merge(reader, engine, trial, &group);
-        let mut agenda = lock(agenda);
+        let outcome = merge(reader, executor, trial, &group);
+        let mut queue = lock(queue);
         match outcome {
             Ok(false) => {}
             // There is more of it, or it was changed meanwhile.
             Ok(true) => {
-                agenda.due.insert((trial, group));
+                queue.due.insert((trial, group));
             }
             Err(error) => {
                 tracing::error!(trial = trial.0, group, %error, "cannot pack metrics; they stay readable as they are");
                 // It is due again
                 // with the next report, or the next start: what is damaged does not mend by trying once a second.
-                agenda.weights.insert((trial, group), WEIGHT_PER_MERGE);
-                drop(changed.wait_timeout_while(agenda, REST, |agenda| !agenda.ended));
+                queue.weights.insert((trial, group), WEIGHT_PER_MERGE);
+                drop(changed.wait_timeout_while(queue, REST, |queue| !queue.ended));
             }
         }
     }
@@ -178,14 +178,14 @@ struct SeriesMerge {
 }
 
 /// Merges a part of a group's tail; gives whether to go on with it.
-fn merge(reader: &mut Connection, engine: &Engine, trial: TrialId, group: &str) -> Result<bool> {
+fn merge(reader: &mut Connection, executor: &Executor, trial: TrialId, group: &str) -> Result<bool> {
     let prepared = in_snapshot(reader, |connection| prepare(connection, trial, group))?;
     if prepared.ids.is_empty() {
         return Ok(false);
     }
     let more = prepared.weight >= WEIGHT_PER_MERGE;
     let name = group.to_owned();
-    let outcome = engine.write_blocking(move |connection| apply(connection, trial, &name, &prepared));
+    let outcome = executor.write_blocking(move |connection| apply(connection, trial, &name, &prepared));
     match outcome {
         Ok(()) => Ok(more),
         Err(Error::Aborted) => Ok(true),

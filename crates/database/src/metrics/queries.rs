@@ -57,7 +57,7 @@ impl Database {
         order: Order,
         slice: Slice,
     ) -> Result<(Vec<Workload>, Pagination)> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 must_exist(connection, trial)?;
                 let checkpoints = checkpoints::workloads(connection, trial)?;
@@ -106,7 +106,7 @@ impl Database {
 
     /// The parts in which to read everything that a trial reported, in all groups or in one.
     pub async fn metric_history(&self, trial: TrialId, group: Option<String>) -> Result<Vec<Part>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 must_exist(connection, trial)?;
                 let groups = match group {
@@ -120,7 +120,7 @@ impl Database {
 
     /// What a trial reported in a part of its history, by run and step. Their ids are counted from 0.
     pub async fn metric_reports(&self, trial: TrialId, part: Part) -> Result<Vec<MetricsReport>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut reports = Vec::new();
                 for group in &part.groups {
@@ -145,7 +145,7 @@ impl Database {
         last: i64,
         limit: usize,
     ) -> Result<Vec<DataPoint>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 must_exist(connection, trial)?;
                 let names: BTreeSet<String> = if names.is_empty() {
@@ -170,7 +170,7 @@ impl Database {
 
     /// The metrics that an experiment's trials reported, as group and name; the machine's left out.
     pub async fn metric_names(&self, experiment: ExperimentId) -> Result<BTreeSet<(String, String)>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 let mut statement = connection.prepare_cached("SELECT id FROM trials WHERE experiment_id = ?")?;
                 let trials = statement.query_map([experiment.0], |row| row.get(0).map(TrialId))?;
@@ -190,7 +190,7 @@ impl Database {
 
     /// The groups in which a trial reported.
     pub async fn metric_groups(&self, trial: TrialId) -> Result<Vec<String>> {
-        self.engine
+        self.executor
             .read(move |connection| {
                 must_exist(connection, trial)?;
                 Ok(read::groups(connection, trial)?.into_iter().collect())

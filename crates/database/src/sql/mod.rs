@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::leadership::{Session, Sight};
+use crate::leadership::{Observation, Session};
 
 pub use error::Error;
 pub(crate) use error::{OptionalExtension, Result};
@@ -44,7 +44,7 @@ impl Place {
         match self {
             Place::Sqlite(path) => sqlite::open_writer(path),
             Place::Postgres(address) => {
-                Ok(Connection(Engine::Postgres(Box::new(postgres::Connection::writer(address)?))))
+                Ok(Connection(Backend::Postgres(Box::new(postgres::Connection::writer(address)?))))
             }
         }
     }
@@ -54,7 +54,7 @@ impl Place {
         match self {
             Place::Sqlite(path) => sqlite::open_reader(path),
             Place::Postgres(address) => {
-                Ok(Connection(Engine::Postgres(Box::new(postgres::Connection::reader(address)?))))
+                Ok(Connection(Backend::Postgres(Box::new(postgres::Connection::reader(address)?))))
             }
         }
     }
@@ -64,7 +64,7 @@ impl Place {
         match self {
             Place::Sqlite(path) => sqlite::open_existing(path),
             Place::Postgres(address) => {
-                Ok(Connection(Engine::Postgres(Box::new(postgres::Connection::locked(address)?))))
+                Ok(Connection(Backend::Postgres(Box::new(postgres::Connection::locked(address)?))))
             }
         }
     }
@@ -101,9 +101,9 @@ impl From<&Path> for Place {
 }
 
 /// A connection to a database.
-pub(crate) struct Connection(Engine);
+pub(crate) struct Connection(Backend);
 
-enum Engine {
+enum Backend {
     Sqlite(rusqlite::Connection),
     Postgres(Box<postgres::Connection>),
 }
@@ -111,21 +111,21 @@ enum Engine {
 impl Connection {
     /// Opens the connection of a master that may lead, without the lock. Only PostgreSQL has several masters.
     pub(crate) fn open_candidate(address: &Arc<Address>) -> Result<Connection> {
-        Ok(Connection(Engine::Postgres(Box::new(postgres::Connection::candidate(address)?))))
+        Ok(Connection(Backend::Postgres(Box::new(postgres::Connection::candidate(address)?))))
     }
 
     /// Opens a connection that says that a term goes on.
     pub(crate) fn open_renewing(address: &Arc<Address>) -> Result<Connection> {
         let connection = postgres::Connection::visitor(address)?;
         connection.commit_at_once()?;
-        Ok(Connection(Engine::Postgres(Box::new(connection))))
+        Ok(Connection(Backend::Postgres(Box::new(connection))))
     }
 
     /// That of PostgreSQL, which alone knows of several masters.
     fn server(&self) -> Result<&postgres::Connection> {
         match &self.0 {
-            Engine::Sqlite(_) => Err(Error::Server { why: "a file has one master".to_owned(), code: None }),
-            Engine::Postgres(connection) => Ok(connection),
+            Backend::Sqlite(_) => Err(Error::Server { why: "a file has one master".to_owned(), code: None }),
+            Backend::Postgres(connection) => Ok(connection),
         }
     }
 
@@ -135,8 +135,8 @@ impl Connection {
     }
 
     /// Looks at who leads.
-    pub(crate) fn sight(&self) -> Result<Sight> {
-        self.server()?.sight()
+    pub(crate) fn observe(&self) -> Result<Observation> {
+        self.server()?.observe()
     }
 
     /// Ends the session of a leader that has let its lease expire. Gives whether the server let us.
@@ -152,16 +152,16 @@ impl Connection {
     /// Prepares a statement that is used once. (PostgreSQL keeps it all the same: making one is a way to the server.)
     pub(crate) fn prepare(&self, sql: &str) -> Result<Statement<'_>> {
         match &self.0 {
-            Engine::Sqlite(connection) => Ok(Statement::once(connection.prepare(sql)?)),
-            Engine::Postgres(connection) => Ok(Statement::postgres(connection.prepare(sql)?)),
+            Backend::Sqlite(connection) => Ok(Statement::once(connection.prepare(sql)?)),
+            Backend::Postgres(connection) => Ok(Statement::postgres(connection.prepare(sql)?)),
         }
     }
 
     /// Prepares a statement, or takes it from among those that were prepared before.
     pub(crate) fn prepare_cached(&self, sql: &str) -> Result<Statement<'_>> {
         match &self.0 {
-            Engine::Sqlite(connection) => Ok(Statement::cached(connection.prepare_cached(sql)?)),
-            Engine::Postgres(connection) => Ok(Statement::postgres(connection.prepare(sql)?)),
+            Backend::Sqlite(connection) => Ok(Statement::cached(connection.prepare_cached(sql)?)),
+            Backend::Postgres(connection) => Ok(Statement::postgres(connection.prepare(sql)?)),
         }
     }
 
@@ -173,8 +173,8 @@ impl Connection {
     /// Runs statements that take nothing and give nothing.
     pub(crate) fn execute_batch(&self, sql: &str) -> Result<()> {
         match &self.0 {
-            Engine::Sqlite(connection) => Ok(connection.execute_batch(sql)?),
-            Engine::Postgres(connection) => connection.execute_batch(sql),
+            Backend::Sqlite(connection) => Ok(connection.execute_batch(sql)?),
+            Backend::Postgres(connection) => connection.execute_batch(sql),
         }
     }
 
@@ -191,16 +191,16 @@ impl Connection {
     /// Runs a statement without values that is run often, such as `SAVEPOINT`.
     pub(crate) fn command(&self, sql: &str) -> Result<()> {
         match &self.0 {
-            Engine::Sqlite(connection) => connection.prepare_cached(sql)?.execute([]).map(drop).map_err(Error::from),
-            Engine::Postgres(connection) => connection.execute_batch(sql),
+            Backend::Sqlite(connection) => connection.prepare_cached(sql)?.execute([]).map(drop).map_err(Error::from),
+            Backend::Postgres(connection) => connection.execute_batch(sql),
         }
     }
 
     /// Begins a transaction, which is rolled back unless it is committed.
     pub(crate) fn transaction(&mut self) -> Result<Transaction<'_>> {
         match &self.0 {
-            Engine::Sqlite(connection) => connection.execute_batch("BEGIN")?,
-            Engine::Postgres(connection) => connection.begin_changes()?,
+            Backend::Sqlite(connection) => connection.execute_batch("BEGIN")?,
+            Backend::Postgres(connection) => connection.begin_changes()?,
         }
         Ok(Transaction { connection: self })
     }
@@ -215,16 +215,16 @@ impl Connection {
     /// Lets the statements of the open transaction take as long as they need.
     pub(crate) fn without_time_limit(&self) -> Result<()> {
         match &self.0 {
-            Engine::Sqlite(_) => Ok(()),
-            Engine::Postgres(connection) => connection.execute_batch("SET LOCAL statement_timeout = 0"),
+            Backend::Sqlite(_) => Ok(()),
+            Backend::Postgres(connection) => connection.execute_batch("SET LOCAL statement_timeout = 0"),
         }
     }
 
     /// Begins a transaction that shows one state of the database throughout.
     pub(crate) fn snapshot(&mut self) -> Result<Transaction<'_>> {
         match &self.0 {
-            Engine::Sqlite(connection) => connection.execute_batch("BEGIN")?,
-            Engine::Postgres(connection) => connection.begin_snapshot()?,
+            Backend::Sqlite(connection) => connection.execute_batch("BEGIN")?,
+            Backend::Postgres(connection) => connection.begin_snapshot()?,
         }
         Ok(Transaction { connection: self })
     }
@@ -232,27 +232,27 @@ impl Connection {
     /// Begins a transaction that decides something; gives the epoch of the lease, which nobody raises meanwhile.
     pub(crate) fn begin_deciding(&self) -> Result<i64> {
         match &self.0 {
-            Engine::Sqlite(connection) => {
+            Backend::Sqlite(connection) => {
                 connection.execute_batch("BEGIN IMMEDIATE")?;
                 self.prepare_cached("SELECT epoch FROM lease WHERE name = 'master'")?.query_row([], |row| row.get(0))
             }
-            Engine::Postgres(connection) => connection.begin_deciding(),
+            Backend::Postgres(connection) => connection.begin_deciding(),
         }
     }
 
     /// Begins a part of the open transaction that can be taken back alone.
     pub(crate) fn savepoint(&self) -> Result<()> {
         match &self.0 {
-            Engine::Sqlite(_) => self.command("SAVEPOINT job"),
-            Engine::Postgres(connection) => connection.savepoint(),
+            Backend::Sqlite(_) => self.command("SAVEPOINT job"),
+            Backend::Postgres(connection) => connection.savepoint(),
         }
     }
 
     /// Ends the part, and keeps what it did.
     pub(crate) fn release(&self) -> Result<()> {
         match &self.0 {
-            Engine::Sqlite(_) => self.command("RELEASE job"),
-            Engine::Postgres(connection) => {
+            Backend::Sqlite(_) => self.command("RELEASE job"),
+            Backend::Postgres(connection) => {
                 connection.release();
                 Ok(())
             }
@@ -262,11 +262,11 @@ impl Connection {
     /// Ends the part, and takes back what it did.
     pub(crate) fn rollback_to(&self) -> Result<()> {
         match &self.0 {
-            Engine::Sqlite(_) => {
+            Backend::Sqlite(_) => {
                 self.command("ROLLBACK TO job")?;
                 self.command("RELEASE job")
             }
-            Engine::Postgres(connection) => connection.rollback_to(),
+            Backend::Postgres(connection) => connection.rollback_to(),
         }
     }
 
@@ -274,42 +274,42 @@ impl Connection {
     /// 64 savepoints.
     pub(crate) fn most_jobs(&self) -> usize {
         match &self.0 {
-            Engine::Sqlite(_) => 256,
-            Engine::Postgres(_) => 64,
+            Backend::Sqlite(_) => 256,
+            Backend::Postgres(_) => 64,
         }
     }
 
     /// Keeps what the open transaction did. If that fails it is rolled back.
     pub(crate) fn commit(&self) -> Result<()> {
         match &self.0 {
-            Engine::Sqlite(connection) => Ok(connection.execute_batch("COMMIT")?),
-            Engine::Postgres(connection) => connection.commit(),
+            Backend::Sqlite(connection) => Ok(connection.execute_batch("COMMIT")?),
+            Backend::Postgres(connection) => connection.commit(),
         }
     }
 
     /// Takes back what the open transaction did.
     pub(crate) fn roll_back(&self) -> Result<()> {
         match &self.0 {
-            Engine::Sqlite(connection) => Ok(connection.execute_batch("ROLLBACK")?),
-            Engine::Postgres(connection) => connection.roll_back(),
+            Backend::Sqlite(connection) => Ok(connection.execute_batch("ROLLBACK")?),
+            Backend::Postgres(connection) => connection.roll_back(),
         }
     }
 
     /// Whether no transaction is open.
     pub(crate) fn is_autocommit(&self) -> bool {
         match &self.0 {
-            Engine::Sqlite(connection) => connection.is_autocommit(),
-            Engine::Postgres(connection) => connection.is_autocommit(),
+            Backend::Sqlite(connection) => connection.is_autocommit(),
+            Backend::Postgres(connection) => connection.is_autocommit(),
         }
     }
 
     /// Says that a transaction is gone that nobody has ended, and why.
     pub(crate) fn rolled_back(&self) -> crate::Error {
         match &self.0 {
-            Engine::Sqlite(_) => {
+            Backend::Sqlite(_) => {
                 crate::Error::NotDurable("the transaction was rolled back; is the disk full?".to_owned())
             }
-            Engine::Postgres(connection) => crate::Error::Engine(connection.lost()),
+            Backend::Postgres(connection) => crate::Error::Engine(connection.lost()),
         }
     }
 
@@ -318,12 +318,12 @@ impl Connection {
     /// Texts are compared and sorted byte by byte, as SQLite does it.
     pub(crate) fn spelled(&self, step: &str) -> String {
         let spellings: &[(&str, &str)] = match &self.0 {
-            Engine::Sqlite(_) => &[
+            Backend::Sqlite(_) => &[
                 ("{identity}", "INTEGER PRIMARY KEY AUTOINCREMENT"),
                 ("{bytes}", "BLOB"),
                 ("{, texts: name, labels}", ", name, labels"),
             ],
-            Engine::Postgres(_) => &[
+            Backend::Postgres(_) => &[
                 (" TEXT", " TEXT COLLATE \"C\""),
                 ("{identity}", "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY"),
                 ("{bytes}", "BYTEA"),

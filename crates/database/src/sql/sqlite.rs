@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rusqlite::OpenFlags;
 
-use super::{Connection, Engine, Result, STATEMENTS};
+use super::{Backend, Connection, Result, STATEMENTS};
 
 /// Opens a connection for reading.
 pub(crate) fn open_reader(path: &Path) -> Result<Connection> {
@@ -13,7 +13,7 @@ pub(crate) fn open_reader(path: &Path) -> Result<Connection> {
     let connection = rusqlite::Connection::open_with_flags(path, flags)?;
     connection.execute_batch("PRAGMA busy_timeout = 5000; PRAGMA query_only = ON; PRAGMA cache_size = -8192;")?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    Ok(Connection(Engine::Sqlite(connection)))
+    Ok(Connection(Backend::Sqlite(connection)))
 }
 
 /// Opens the connection for writing, and makes the file if there is none.
@@ -27,16 +27,16 @@ pub(crate) fn open_writer(path: &Path) -> Result<Connection> {
          PRAGMA journal_size_limit = 67108864;",
     )?;
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    Ok(Connection(Engine::Sqlite(connection)))
+    Ok(Connection(Backend::Sqlite(connection)))
 }
 
 /// Opens a file that is there, whoever else uses it. What is no database shows when it is used.
 pub(crate) fn open_existing(path: &Path) -> Result<Connection> {
     // For writing, because a reader of a journalled database must be able to make its index.
-    Ok(Connection(Engine::Sqlite(rusqlite::Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?)))
+    Ok(Connection(Backend::Sqlite(rusqlite::Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?)))
 }
 
 /// A database that is gone when it is closed.
 pub(crate) fn open_in_memory() -> Result<Connection> {
-    Ok(Connection(Engine::Sqlite(rusqlite::Connection::open_in_memory()?)))
+    Ok(Connection(Backend::Sqlite(rusqlite::Connection::open_in_memory()?)))
 }

@@ -4,9 +4,9 @@ use super::error::{Error, Result};
 use super::{FromSql, Params, ValueRef, postgres};
 
 /// A prepared statement.
-pub(crate) struct Statement<'c>(Engine<'c>);
+pub(crate) struct Statement<'c>(Backend<'c>);
 
-enum Engine<'c> {
+enum Backend<'c> {
     SqliteOnce(rusqlite::Statement<'c>),
     SqliteCached(rusqlite::CachedStatement<'c>),
     Postgres(postgres::Statement<'c>),
@@ -14,32 +14,32 @@ enum Engine<'c> {
 
 impl<'c> Statement<'c> {
     pub(super) fn once(statement: rusqlite::Statement<'c>) -> Statement<'c> {
-        Statement(Engine::SqliteOnce(statement))
+        Statement(Backend::SqliteOnce(statement))
     }
 
     pub(super) fn cached(statement: rusqlite::CachedStatement<'c>) -> Statement<'c> {
-        Statement(Engine::SqliteCached(statement))
+        Statement(Backend::SqliteCached(statement))
     }
 
     pub(super) fn postgres(statement: postgres::Statement<'c>) -> Statement<'c> {
-        Statement(Engine::Postgres(statement))
+        Statement(Backend::Postgres(statement))
     }
 
     /// Runs it; gives how many rows it changed.
     pub(crate) fn execute(&mut self, params: impl Params) -> Result<usize> {
         match &mut self.0 {
-            Engine::SqliteOnce(statement) => Ok(params.with(|values| statement.execute(values))?),
-            Engine::SqliteCached(statement) => Ok(params.with(|values| statement.execute(values))?),
-            Engine::Postgres(statement) => params.with(|values| statement.execute(values)),
+            Backend::SqliteOnce(statement) => Ok(params.with(|values| statement.execute(values))?),
+            Backend::SqliteCached(statement) => Ok(params.with(|values| statement.execute(values))?),
+            Backend::Postgres(statement) => params.with(|values| statement.execute(values)),
         }
     }
 
     /// Runs it for its rows.
     pub(crate) fn query(&mut self, params: impl Params) -> Result<Rows<'_>> {
         match &mut self.0 {
-            Engine::SqliteOnce(statement) => Ok(Rows::Sqlite(params.with(|values| statement.query(values))?)),
-            Engine::SqliteCached(statement) => Ok(Rows::Sqlite(params.with(|values| statement.query(values))?)),
-            Engine::Postgres(statement) => {
+            Backend::SqliteOnce(statement) => Ok(Rows::Sqlite(params.with(|values| statement.query(values))?)),
+            Backend::SqliteCached(statement) => Ok(Rows::Sqlite(params.with(|values| statement.query(values))?)),
+            Backend::Postgres(statement) => {
                 let rows = params.with(|values| statement.query(values))?.into_iter();
                 Ok(Rows::Postgres { rows, row: None })
             }

@@ -22,7 +22,7 @@ async fn begun(database: &Database) -> (ExperimentId, TrialId) {
     };
     let id = database.create_managed_experiment(new, NOW).await.unwrap().id;
     let first = Decision {
-        experiments: vec![stands(id, State::Active, "one")],
+        experiments: vec![decided(id, State::Active, "one")],
         new_trials: vec![NewManagedTrial {
             experiment: id,
             request: "request".into(),
@@ -39,7 +39,7 @@ async fn begun(database: &Database) -> (ExperimentId, TrialId) {
     (id, trials[0])
 }
 
-fn stands(id: ExperimentId, state: State, snapshot: &str) -> ExperimentDecision {
+fn decided(id: ExperimentId, state: State, snapshot: &str) -> ExperimentDecision {
     ExperimentDecision { id, state, progress: Some(0.5), snapshot: Snapshot::Full(snapshot.into()) }
 }
 
@@ -154,7 +154,7 @@ fn a_new_run_takes_back_what_it_reports_again_and_the_end_is_for_good() {
         assert_eq!(steps, [1, 2]);
         run(2, State::Completed).await;
         let end = Decision {
-            experiments: vec![stands(id, State::Completed, "two")],
+            experiments: vec![decided(id, State::Completed, "two")],
             ended_tasks: vec![format!("{id}.request")],
             ..Decision::default()
         };

@@ -11,7 +11,8 @@ use crate::made::{
     server, text,
 };
 use instep_database::{
-    Contender, Database, Error, ExperimentFilter, ExperimentSort, Look, NewExperiment, PostgresAddress, Seat,
+    AdvertisedEndpoint, Candidate, Database, Error, ExperimentFilter, ExperimentSort, Leadership, NewExperiment,
+    PostgresAddress,
 };
 use serde_json::json;
 
@@ -205,8 +206,8 @@ fn one_whose_lock_was_taken_meanwhile_steps_down() {
     });
 }
 
-fn seat(name: &str) -> Seat {
-    Seat {
+fn endpoint(name: &str) -> AdvertisedEndpoint {
+    AdvertisedEndpoint {
         address: format!("http://{name}:1"),
         tasks_address: format!("http://{name}:2"),
         certificate: Some(vec![1, 2, 3]),
@@ -216,10 +217,10 @@ fn seat(name: &str) -> Seat {
 }
 
 /// Looks until something is so: sessions end a moment after they are told to.
-fn look_until(contender: &mut Contender, wanted: impl Fn(&Look) -> bool) -> Look {
+fn look_until(candidate: &mut Candidate, wanted: impl Fn(&Leadership) -> bool) -> Leadership {
     let deadline = Instant::now() + Duration::from_secs(40);
     loop {
-        let look = blocking(|| contender.look(None)).expect("the server answers");
+        let look = blocking(|| candidate.look(None)).expect("the server answers");
         if wanted(&look) || Instant::now() > deadline {
             return look;
         }
@@ -235,12 +236,15 @@ fn one_of_several_masters_leads_and_the_next_takes_over() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.db");
     let [mut first, mut second] =
-        ["first", "second"].map(|name| Contender::new(&folder.path().join(name), address(&path), "test").unwrap());
-    assert_eq!(blocking(|| first.look(None)).unwrap(), Look::Won);
-    assert!(matches!(blocking(|| second.look(None)).unwrap(), Look::Nobody(_)), "it has the lock, and leads not yet");
-    let database = blocking(|| first.lead(&opening(), &seat("first"))).unwrap();
+        ["first", "second"].map(|name| Candidate::new(&folder.path().join(name), address(&path), "test").unwrap());
+    assert_eq!(blocking(|| first.look(None)).unwrap(), Leadership::Won);
+    assert!(
+        matches!(blocking(|| second.look(None)).unwrap(), Leadership::Nobody(_)),
+        "it has the lock, and leads not yet"
+    );
+    let database = blocking(|| first.lead(&opening(), &endpoint("first"))).unwrap();
     match blocking(|| second.look(None)).unwrap() {
-        Look::Leads(leader) => assert_eq!((leader.epoch, leader.seat), (1, seat("first"))),
+        Leadership::Leads(leader) => assert_eq!((leader.epoch, leader.endpoint), (1, endpoint("first"))),
         other => panic!("{other:?}"),
     }
     let trial = block(async {
@@ -256,9 +260,9 @@ fn one_of_several_masters_leads_and_the_next_takes_over() {
          $$ BEGIN NEW.renewed_at = OLD.renewed_at; RETURN NEW; END $$",
     );
     change(&path, "CREATE TRIGGER stays BEFORE UPDATE ON leader FOR EACH ROW EXECUTE FUNCTION stays()");
-    assert_eq!(look_until(&mut second, |look| *look == Look::Won), Look::Won);
+    assert_eq!(look_until(&mut second, |look| *look == Leadership::Won), Leadership::Won);
     change(&path, "DROP TRIGGER stays ON leader");
-    let other = blocking(|| second.lead(&opening(), &seat("second"))).unwrap();
+    let other = blocking(|| second.lead(&opening(), &endpoint("second"))).unwrap();
     assert_eq!(other.epoch(), 2);
     block(async {
         let refused = database.report_metrics(report(trial, 1, "training", 2, json!({"a": 1}))).await.unwrap_err();
@@ -268,12 +272,12 @@ fn one_of_several_masters_leads_and_the_next_takes_over() {
     });
     drop(database);
     // One that ends in order is followed at once, also by a master that was away.
-    let mut third = Contender::new(&folder.path().join("third"), address(&path), "test").unwrap();
-    assert!(matches!(blocking(|| third.look(None)).unwrap(), Look::Leads(leader) if leader.epoch == 2));
-    assert!(matches!(blocking(|| third.look(Some("no folder"))).unwrap(), Look::Leads(_)));
+    let mut third = Candidate::new(&folder.path().join("third"), address(&path), "test").unwrap();
+    assert!(matches!(blocking(|| third.look(None)).unwrap(), Leadership::Leads(leader) if leader.epoch == 2));
+    assert!(matches!(blocking(|| third.look(Some("no folder"))).unwrap(), Leadership::Leads(_)));
     drop((other, second));
-    assert_eq!(blocking(|| third.look(Some("no folder"))).unwrap(), Look::Nobody("no folder".to_owned()));
-    assert_eq!(look_until(&mut third, |look| *look == Look::Won), Look::Won);
+    assert_eq!(blocking(|| third.look(Some("no folder"))).unwrap(), Leadership::Nobody("no folder".to_owned()));
+    assert_eq!(look_until(&mut third, |look| *look == Leadership::Won), Leadership::Won);
 }
 
 #[test]
@@ -284,13 +288,13 @@ fn a_master_that_is_alone_is_followed_by_nobody_and_never_ended() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.db");
     let database = open(&path);
-    let mut contender = Contender::new(&folder.path().join("other"), address(&path), "test").unwrap();
-    match blocking(|| contender.look(None)).unwrap() {
-        Look::Nobody(why) => assert!(why.contains("without --advertise"), "{why}"),
+    let mut candidate = Candidate::new(&folder.path().join("other"), address(&path), "test").unwrap();
+    match blocking(|| candidate.look(None)).unwrap() {
+        Leadership::Nobody(why) => assert!(why.contains("without --advertise"), "{why}"),
         other => panic!("{other:?}"),
     }
     drop(database);
-    assert_eq!(look_until(&mut contender, |look| *look == Look::Won), Look::Won);
+    assert_eq!(look_until(&mut candidate, |look| *look == Leadership::Won), Leadership::Won);
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl Permit {
 
     /// Where the other masters reach this one, if there are several.
     fn advertised(&self) -> Option<&str> {
-        self.application.term.as_ref().map(|term| term.seat.address.as_str())
+        self.application.term.as_ref().map(|term| term.endpoint.address.as_str())
     }
 
     /// Records that an agent was sent away, after its connection was let in.

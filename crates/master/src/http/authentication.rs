@@ -118,7 +118,7 @@ async fn check_without_password(call: &Call, username: &str, password: &str) -> 
     if looking.await.map_err(|error| Failure::new(Code::Internal, error.to_string()))? {
         return Ok(());
     }
-    let leader = call.application.term.as_ref().filter(|_| peer.forwarded).map(|term| &term.seat.address);
+    let leader = call.application.term.as_ref().filter(|_| peer.forwarded).map(|term| &term.endpoint.address);
     Err(Failure::forbidden(match leader {
         None => format!(
             "user '{username}' has no password, and may log in only on the master's own machine, as the user who runs it\n\

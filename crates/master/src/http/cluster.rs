@@ -33,8 +33,8 @@ pub(crate) async fn health(call: Call) -> Result<Reply, Failure> {
     Reply::json(&json!({
         "status": "up",
         "role": "leader",
-        "address": term.seat.address,
-        "leader": term.seat.address,
+        "address": term.endpoint.address,
+        "leader": term.endpoint.address,
         "epoch": term.epoch,
         "since": term.since,
     }))

@@ -65,7 +65,7 @@ impl LeaderClient {
         let uri: Uri = address.parse().map_err(|_| format!("the leader's address {address} cannot be read"))?;
         let authority =
             uri.authority().cloned().ok_or_else(|| format!("the leader's address {address} has no host"))?;
-        let encryption = match &leader.seat.certificate {
+        let encryption = match &leader.endpoint.certificate {
             Some(certificate) => Some(Pinned::to(certificate)?),
             None => None,
         };

@@ -16,7 +16,7 @@ use axum::http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use instep_api::error::Code;
-use instep_database::{Database, LEASE, Leader, Seat};
+use instep_database::{AdvertisedEndpoint, Database, LEASE, Leader};
 use serde_json::json;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, timeout_at};
@@ -53,7 +53,7 @@ pub(crate) enum Port {
 pub(crate) struct LeaderProxy {
     port: Port,
     /// Where the other masters reach this one, and by which secret they will know each other when it leads.
-    own: Seat,
+    own: AdvertisedEndpoint,
     allowed_hosts: Vec<String>,
     role: watch::Receiver<Role>,
     /// What answers here, once this process leads, with its database.
@@ -68,7 +68,7 @@ pub(crate) struct LeaderProxy {
 impl LeaderProxy {
     pub(crate) fn new(
         port: Port,
-        own: &Seat,
+        own: &AdvertisedEndpoint,
         allowed_hosts: Vec<String>,
         role: watch::Receiver<Role>,
     ) -> Arc<LeaderProxy> {
@@ -172,7 +172,7 @@ impl LeaderProxy {
         mut request: Request,
     ) -> Result<Response<Body>, Failure> {
         if let Some(value) = forwarded {
-            let Some(caller) = forwarded::caller(&value, &term.seat.peer_secret) else {
+            let Some(caller) = forwarded::caller(&value, &term.endpoint.peer_secret) else {
                 let what = "this request was passed on by a master that does not know who leads now";
                 return Err(Failure::new(Code::Unavailable, what));
             };
@@ -202,11 +202,11 @@ impl LeaderProxy {
         check_origin(request.extensions(), request.headers(), &self.allowed_hosts).map_err(Ended::Refused)?;
         let Role::Follows(leader, ..) = role else { return Err(Ended::Again(Box::new(request), None)) };
         let client = self.client(&leader).map_err(|why| Ended::Refused(Failure::new(Code::Internal, why)))?;
-        let Some(value) = forwarded::value(&leader.seat.peer_secret, canonical(peer.remote)) else {
+        let Some(value) = forwarded::value(&leader.endpoint.peer_secret, canonical(peer.remote)) else {
             return Err(Ended::Refused(Failure::new(Code::Internal, "the leader's secret cannot be sent")));
         };
         let (request, again) = repeatable(request, &self.room).await.map_err(Ended::Refused)?;
-        let address = &leader.seat.address;
+        let address = &leader.endpoint.address;
         match client.forward(request, value).await {
             Ok(response) => Ok(response),
             Err(ForwardError::Unsent(mut request, why)) => {
@@ -236,8 +236,8 @@ impl LeaderProxy {
             return Ok(Arc::clone(client));
         }
         let address = match self.port {
-            Port::Master => &leader.seat.address,
-            Port::Tasks => &leader.seat.tasks_address,
+            Port::Master => &leader.endpoint.address,
+            Port::Tasks => &leader.endpoint.tasks_address,
         };
         let client = Arc::new(LeaderClient::to(leader, address, self.role.clone())?);
         *known = Some(Arc::clone(&client));
@@ -264,7 +264,7 @@ impl LeaderProxy {
                     StatusCode::OK,
                     json!({
                         "status": "up",
-                        "leader": leader.seat.address,
+                        "leader": leader.endpoint.address,
                         "epoch": leader.epoch,
                         "since": leader.since,
                         "leaseAgeSeconds": age.as_secs_f64(),
@@ -290,13 +290,13 @@ impl LeaderProxy {
 /// Why a request is passed on no more: it was already, to an address that is not the leader's alone.
 fn came_back(forwarded: Option<&HeaderValue>, role: &Role) -> Option<Failure> {
     let Role::Follows(leader, ..) = role else { return None };
-    forwarded::caller(forwarded?, &leader.seat.peer_secret)?;
+    forwarded::caller(forwarded?, &leader.endpoint.peer_secret)?;
     Some(Failure::new(
         Code::Unavailable,
         format!(
             "a request for the leader at {} came to a master that stands by\n\
              hint: each master's --advertise must lead to that master alone, not to all of them",
-            leader.seat.address
+            leader.endpoint.address
         ),
     ))
 }
@@ -390,14 +390,14 @@ mod tests {
     }
 
     fn follows_at(address: &str, secret: &str) -> Role {
-        let seat = Seat {
+        let endpoint = AdvertisedEndpoint {
             address: address.to_owned(),
             tasks_address: "http://a:2".to_owned(),
             certificate: None,
             peer_secret: secret.to_owned(),
             settings: String::new(),
         };
-        let leader = Leader { epoch: 1, since: Timestamp(0), seat, lease_age: Duration::ZERO };
+        let leader = Leader { epoch: 1, since: Timestamp(0), endpoint, lease_age: Duration::ZERO };
         Role::Follows(Arc::new(leader), std::time::Instant::now(), None)
     }
 
@@ -427,7 +427,7 @@ mod tests {
         let role = follows_at(&format!("http://{local}"), "secret");
         let Role::Follows(leader, ..) = &role else { panic!("it follows") };
         let roles = watch::Sender::new(role.clone());
-        let proxy = LeaderProxy::new(Port::Master, &leader.seat, Vec::new(), roles.subscribe());
+        let proxy = LeaderProxy::new(Port::Master, &leader.endpoint, Vec::new(), roles.subscribe());
         let peer = Peer { remote: "127.0.0.1:9".parse().unwrap(), local, forwarded: false };
         let mut request = Request::new(Body::empty());
         request.headers_mut().insert(header::HOST, HeaderValue::from_static("127.0.0.1"));

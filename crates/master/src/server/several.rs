@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use instep_database::{Contender, Database, Seat};
+use instep_database::{AdvertisedEndpoint, Candidate, Database};
 use tokio::sync::watch;
 
 use super::site::{Bound, resolve};
@@ -24,7 +24,7 @@ const HAND_OVER: Duration = Duration::from_millis(500);
 /// database then.
 pub(super) async fn stand_by(
     options: &Options,
-    contender: Contender,
+    candidate: Candidate,
     own: &str,
     led: &mut Option<Database>,
     announce: impl FnOnce(&Addresses),
@@ -35,7 +35,7 @@ pub(super) async fn stand_by(
     let mut signals = Signals::catch()?;
     let bound = Bound::at(options, address).await?;
     let (addresses, site) = (bound.site.addresses(), bound.site.clone());
-    let seat = Seat {
+    let endpoint = AdvertisedEndpoint {
         address: own.to_owned(),
         tasks_address: at_port(own, site.task_address.port()),
         certificate: bound.certificate.clone(),
@@ -43,9 +43,9 @@ pub(super) async fn stand_by(
         settings: options.agreed.to_text(),
     };
     let (role, watching) = watch::channel(Role::Nobody("this master has just started".to_owned()));
-    let proxy = |port| LeaderProxy::new(port, &seat, site.allowed_hosts.clone(), watching.clone());
+    let proxy = |port| LeaderProxy::new(port, &endpoint, site.allowed_hosts.clone(), watching.clone());
     let (master, tasks) = (proxy(Port::Master), proxy(Port::Tasks));
-    contender.announce(&Presence::serving(&addresses))?;
+    candidate.announce(&Presence::serving(&addresses))?;
     let serving = bound.serve(master.router(), tasks.router());
     announce(&addresses);
     tracing::info!(address = %site.address, tasks = %site.task_address, scheme = site.scheme(), advertise = own,
@@ -53,8 +53,8 @@ pub(super) async fn stand_by(
     let stop = Arc::new(AtomicBool::new(false));
     let holder = format!("{own}, pid {}", std::process::id());
     let candidacy = Candidacy {
-        contender,
-        seat: seat.clone(),
+        candidate,
+        endpoint: endpoint.clone(),
         agreed: options.agreed.clone(),
         folders: options.shared_folders.clone(),
         opening: Box::new(move || opening(holder.clone())),
@@ -81,7 +81,7 @@ pub(super) async fn stand_by(
         }
         tracing::error!("{error}: give each of them a password");
     }
-    let term = Arc::new(Term { epoch: database.epoch(), since: now(), seat });
+    let term = Arc::new(Term { epoch: database.epoch(), since: now(), endpoint });
     let work = Work::begin(options, &database, &site, Some(Arc::clone(&term))).await?;
     master.open(router(&work.application), database.clone());
     tasks.open(task_router(&work.application), database.clone());

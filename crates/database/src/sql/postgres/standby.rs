@@ -8,7 +8,7 @@ use postgres::error::SqlState;
 use super::connect::Role;
 use super::lock::{HOLDERS, LOCKS, SESSION_START};
 use super::{Address, Connection, Result};
-use crate::leadership::{Holder, LeaderRow, Seat, Session, Sight};
+use crate::leadership::{AdvertisedEndpoint, Holder, LeaderRow, Observation, Session};
 
 /// How sessions of masters are called that may be ended when their lease has expired. Those of a master that is alone, or
 /// of a copy, renew nothing, and are called otherwise.
@@ -32,7 +32,7 @@ impl Connection {
     }
 
     /// Looks at who has the lock, and at what the leader says of itself.
-    pub(in crate::sql) fn sight(&self) -> Result<Sight> {
+    pub(in crate::sql) fn observe(&self) -> Result<Observation> {
         let mut client = self.client.borrow_mut();
         let failed = |error: postgres::Error, closed| self.meaning(&error, closed);
         let sql = format!(
@@ -64,7 +64,7 @@ impl Connection {
         };
         let leader = leader.map(|row| LeaderRow {
             epoch: row.get(0),
-            seat: Seat {
+            endpoint: AdvertisedEndpoint {
                 address: row.get(1),
                 tasks_address: row.get(2),
                 certificate: row.get(3),
@@ -74,7 +74,7 @@ impl Connection {
             renewed_at: row.get(6),
             taken_at: row.get(7),
         });
-        Ok(Sight { now: found.get(0), schema, holder, leader })
+        Ok(Observation { now: found.get(0), schema, holder, leader })
     }
 
     /// Ends a session if it still has the lock. Gives whether the server let us.

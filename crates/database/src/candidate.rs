@@ -1,10 +1,10 @@
-//! A master that stands by: it looks who leads, and takes over. The decisions are [`Watch::next`]'s.
+//! A master that stands by: it looks who leads, and takes over. The decisions are [`Standby::next`]'s.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::leadership::{Leader, Seat, Step, Watch};
+use crate::leadership::{AdvertisedEndpoint, Leader, Standby, Step};
 use crate::lock::Lock;
 use crate::renewal::Renewal;
 use crate::sql::{Address, Connection, Place};
@@ -12,8 +12,8 @@ use crate::{Database, Opening, migrations, transfer};
 
 /// What a look at the server has shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Look {
-    /// The lock is this process's: it is to [`Contender::lead`], or to look again.
+pub enum Leadership {
+    /// The lock is this process's: it is to [`Candidate::lead`], or to look again.
     Won,
     /// Another master leads.
     Leads(Box<Leader>),
@@ -22,30 +22,30 @@ pub enum Look {
 }
 
 /// One of several masters of a schema, as long as it does not lead. Its calls block.
-pub struct Contender {
+pub struct Candidate {
     path: PathBuf,
     address: Arc<Address>,
     /// On this machine: two masters cannot share files.
     lock: Arc<Lock>,
     /// The session that tries to take the lock, and that keeps it then.
-    candidate: Option<Connection>,
-    watch: Watch,
+    session: Option<Connection>,
+    standby: Standby,
     /// The last term that was seen.
     epoch: i64,
     /// Whether it was said that the server lets nobody end a leader's session.
     said: bool,
 }
 
-impl Contender {
+impl Candidate {
     /// Reserves the files on this machine; asks nothing of the server yet. `holder` names the process to others here.
-    pub fn new(path: &Path, address: Address, holder: &str) -> Result<Contender> {
+    pub fn new(path: &Path, address: Address, holder: &str) -> Result<Candidate> {
         let lock = Arc::new(Lock::take(path, holder).map_err(|error| error.beside(address.place()))?);
-        Ok(Contender {
+        Ok(Candidate {
             path: path.to_owned(),
             address: Arc::new(address.of_several()),
             lock,
-            candidate: None,
-            watch: Watch::default(),
+            session: None,
+            standby: Standby::default(),
             epoch: 0,
             said: false,
         })
@@ -56,30 +56,32 @@ impl Contender {
         self.lock.announce(words).map_err(|source| Error::File { path: self.path.clone(), source })
     }
 
-    /// Looks who leads, and does what follows. `unfit` says why this machine must not lead, if it must not. After an error
+    /// Looks who leads, and does what follows. `ineligible` says why this machine must not lead, if it must not. After an error
     /// the next look connects anew.
-    pub fn look(&mut self, unfit: Option<&str>) -> Result<Look> {
-        let candidate = match self.candidate.take() {
-            Some(candidate) => candidate,
+    pub fn look(&mut self, ineligible: Option<&str>) -> Result<Leadership> {
+        let session = match self.session.take() {
+            Some(session) => session,
             None => Connection::open_candidate(&self.address)?,
         };
-        let sight = candidate.sight()?;
-        self.epoch = sight.leader.as_ref().map_or(self.epoch, |leader| leader.epoch);
+        let observed = session.observe()?;
+        self.epoch = observed.leader.as_ref().map_or(self.epoch, |leader| leader.epoch);
         let leads = |otherwise: &str| {
-            sight.leader().map_or_else(|| Look::Nobody(otherwise.to_owned()), |leader| Look::Leads(Box::new(leader)))
+            observed
+                .leader()
+                .map_or_else(|| Leadership::Nobody(otherwise.to_owned()), |leader| Leadership::Leads(Box::new(leader)))
         };
-        let look = match self.watch.next(&sight, migrations::KNOWN, unfit) {
-            Step::Take if candidate.try_lock()? => Look::Won,
-            Step::Take => Look::Nobody("another master is taking over".to_owned()),
+        let look = match self.standby.next(&observed, migrations::KNOWN, ineligible) {
+            Step::AcquireLock if session.try_lock()? => Leadership::Won,
+            Step::AcquireLock => Leadership::Nobody("another master is taking over".to_owned()),
             Step::Follow => leads(
                 "the master that has the lock takes no requests from others yet: it starts, or it was started without \
                  --advertise, or its lease is expiring",
             ),
-            Step::Stay(why) => leads(&why),
-            Step::End(session) => {
-                let process = session.process;
+            Step::Ineligible(why) => leads(&why),
+            Step::TerminateSession(leader) => {
+                let process = leader.process;
                 tracing::warn!(process, "the leader's lease has expired: ending its session");
-                if !candidate.end_session(session)? && !std::mem::replace(&mut self.said, true) {
+                if !session.end_session(leader)? && !std::mem::replace(&mut self.said, true) {
                     tracing::error!(
                         process,
                         "the server does not let this user end the leader's session, which keeps the lock: let all \
@@ -87,23 +89,23 @@ impl Contender {
                          somebody else has to call pg_terminate_backend"
                     );
                 }
-                Look::Nobody("the leader's lease has expired, and its session is being ended".to_owned())
+                Leadership::Nobody("the leader's lease has expired, and its session is being ended".to_owned())
             }
         };
-        self.candidate = Some(candidate);
+        self.session = Some(session);
         Ok(look)
     }
 
-    /// Leads, after [`Look::Won`]. If it fails, the lock is free again.
-    pub fn lead(&mut self, opening: &Opening, seat: &Seat) -> Result<Database> {
-        let mut writer = self.candidate.take().ok_or(Error::Closed)?;
+    /// Leads, after [`Leadership::Won`]. If it fails, the lock is free again.
+    pub fn lead(&mut self, opening: &Opening, endpoint: &AdvertisedEndpoint) -> Result<Database> {
+        let mut writer = self.session.take().ok_or(Error::Closed)?;
         let place = Place::Postgres(Arc::clone(&self.address));
         let renewal = Renewal::start(&self.address, self.epoch)?;
         let outcome = writer.make_schema().map_err(Error::from).and_then(|()| {
             let shown = place.shown();
             transfer::refuse_incomplete(&writer, &shown.display().to_string())?;
             migrations::upgrade(&mut writer, &shown, opening)?;
-            let epoch = migrations::take_lease(&mut writer, opening, Some(seat))?;
+            let epoch = migrations::take_lease(&mut writer, opening, Some(endpoint))?;
             renewal.lead(epoch);
             Database::serve(&self.path, &place, writer, Arc::clone(&self.lock), epoch)
         });

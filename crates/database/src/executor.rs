@@ -68,7 +68,7 @@ pub struct Load {
 }
 
 /// The threads and the ways to them.
-pub(crate) struct Engine {
+pub(crate) struct Executor {
     writes: Mutex<Option<mpsc::Sender<WriteJob>>>,
     reads: Mutex<Option<mpsc::Sender<ReadJob>>>,
     /// The writer, then the readers.
@@ -88,9 +88,9 @@ struct Health {
     written: Notify,
 }
 
-impl Engine {
+impl Executor {
     /// Starts the threads on an open, migrated database whose lease is `epoch`.
-    pub(crate) fn start(place: &Place, writer: Connection, epoch: i64) -> Result<Engine> {
+    pub(crate) fn start(place: &Place, writer: Connection, epoch: i64) -> Result<Executor> {
         let (writes, write_jobs) = mpsc::channel(QUEUE);
         let (reads, read_jobs) = mpsc::channel::<ReadJob>(QUEUE);
         let read_jobs = Arc::new(Mutex::new(read_jobs));
@@ -113,7 +113,7 @@ impl Engine {
             };
             threads.push(spawn("instep-db-read", path, work)?);
         }
-        Ok(Engine {
+        Ok(Executor {
             writes: Mutex::new(Some(writes)),
             reads: Mutex::new(Some(reads)),
             threads: Mutex::new(threads),
@@ -222,7 +222,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for Executor {
     fn drop(&mut self) {
         self.close();
     }
@@ -365,17 +365,17 @@ mod tests {
     use super::*;
     use crate::sql::sqlite;
 
-    fn engine(folder: &tempfile::TempDir) -> Engine {
+    fn executor(folder: &tempfile::TempDir) -> Executor {
         let path = folder.path().join("a.db");
         let writer = sqlite::open_writer(&path).unwrap();
         let schema = "CREATE TABLE lease (name TEXT, epoch BIGINT); INSERT INTO lease VALUES ('master', 1); \
                       CREATE TABLE things (name TEXT NOT NULL UNIQUE);";
         writer.execute_batch(schema).unwrap();
-        Engine::start(&Place::Sqlite(path), writer, 1).unwrap()
+        Executor::start(&Place::Sqlite(path), writer, 1).unwrap()
     }
 
-    fn add(engine: &Engine, name: &'static str) -> Result<()> {
-        engine.write_blocking(move |connection| {
+    fn add(executor: &Executor, name: &'static str) -> Result<()> {
+        executor.write_blocking(move |connection| {
             connection.execute("INSERT INTO things (name) VALUES (?)", [name])?;
             assert_ne!(name, "panic", "as the test wants it");
             Ok(())
@@ -385,13 +385,13 @@ mod tests {
     #[test]
     fn a_panic_fails_its_own_write_and_no_other() {
         let folder = tempfile::tempdir().unwrap();
-        let engine = engine(&folder);
-        add(&engine, "one").unwrap();
-        let failed = add(&engine, "panic").unwrap_err().to_string();
+        let executor = executor(&folder);
+        add(&executor, "one").unwrap();
+        let failed = add(&executor, "panic").unwrap_err().to_string();
         assert!(failed.contains("as the test wants it"), "{failed}");
-        add(&engine, "two").unwrap();
-        assert!(add(&engine, "two").is_err());
-        let names = engine.write_blocking(|connection| {
+        add(&executor, "two").unwrap();
+        assert!(add(&executor, "two").is_err());
+        let names = executor.write_blocking(|connection| {
             let mut statement = connection.prepare("SELECT name FROM things ORDER BY name")?;
             let names = statement.query_map([], |row| row.get::<_, String>(0))?;
             Ok(names.collect::<sql::Result<Vec<_>>>()?)
@@ -402,41 +402,41 @@ mod tests {
     #[test]
     fn why_nothing_can_be_stored_is_remembered_until_something_is() {
         let folder = tempfile::tempdir().unwrap();
-        let engine = engine(&folder);
-        add(&engine, "one").unwrap();
-        assert!(add(&engine, "one").is_err());
-        assert_eq!(engine.last_failure(), None, "a mistake of the caller's is not the database's");
+        let executor = executor(&folder);
+        add(&executor, "one").unwrap();
+        assert!(add(&executor, "one").is_err());
+        assert_eq!(executor.last_failure(), None, "a mistake of the caller's is not the database's");
         let other = sqlite::open_existing(&folder.path().join("a.db")).unwrap();
         other.execute("ALTER TABLE lease RENAME TO elsewhere", []).unwrap();
-        assert!(add(&engine, "two").is_err());
-        assert!(engine.last_failure().unwrap().contains("lease"));
+        assert!(add(&executor, "two").is_err());
+        assert!(executor.last_failure().unwrap().contains("lease"));
         other.execute("ALTER TABLE elsewhere RENAME TO lease", []).unwrap();
-        add(&engine, "two").unwrap();
-        assert_eq!(engine.last_failure(), None);
+        add(&executor, "two").unwrap();
+        assert_eq!(executor.last_failure(), None);
     }
 
     #[test]
     fn one_that_was_replaced_writes_nothing_any_more() {
         let folder = tempfile::tempdir().unwrap();
-        let engine = engine(&folder);
+        let executor = executor(&folder);
         let other = sqlite::open_existing(&folder.path().join("a.db")).unwrap();
         other.execute("UPDATE lease SET epoch = 2", []).unwrap();
-        assert!(matches!(add(&engine, "one"), Err(Error::SteppedDown(_))));
+        assert!(matches!(add(&executor, "one"), Err(Error::SteppedDown(_))));
         other.execute("UPDATE lease SET epoch = 1", []).unwrap();
-        assert!(matches!(add(&engine, "one"), Err(Error::SteppedDown(_))), "what it knows is out of date");
+        assert!(matches!(add(&executor, "one"), Err(Error::SteppedDown(_))), "what it knows is out of date");
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        assert!(runtime.block_on(engine.ended()).contains("another master"));
+        assert!(runtime.block_on(executor.ended()).contains("another master"));
     }
 
     #[test]
     fn one_that_was_told_to_end_writes_nothing_any_more_and_keeps_the_first_reason() {
         let folder = tempfile::tempdir().unwrap();
-        let engine = engine(&folder);
-        engine.end("first");
-        engine.end("second");
-        assert!(matches!(add(&engine, "one"), Err(Error::SteppedDown(why)) if why == "first"));
+        let executor = executor(&folder);
+        executor.end("first");
+        executor.end("second");
+        assert!(matches!(add(&executor, "one"), Err(Error::SteppedDown(why)) if why == "first"));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        assert_eq!(runtime.block_on(engine.ended()), "first");
+        assert_eq!(runtime.block_on(executor.ended()), "first");
     }
 
     #[test]
@@ -451,8 +451,8 @@ mod tests {
     #[test]
     fn a_closed_engine_says_so() {
         let folder = tempfile::tempdir().unwrap();
-        let engine = engine(&folder);
-        engine.close();
-        assert!(matches!(add(&engine, "one"), Err(Error::Closed)));
+        let executor = executor(&folder);
+        executor.close();
+        assert!(matches!(add(&executor, "one"), Err(Error::Closed)));
     }
 }

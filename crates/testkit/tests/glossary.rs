@@ -1,184 +1,102 @@
-//! Words that a crate has retired, because the field has one for the same thing: they must not come back as identifiers.
+//! Words that the project has retired, because the field has one for the same thing: they must not come back as identifiers.
 //!
 //! An identifier is split at underscores and capitals (`feel_pulse`, `FeelPulse`, `PULSE_BYTES`), and no part of it may be a
-//! retired word. Comments and strings are free: wire formats, environment variables and error texts keep what users have.
-//! A word that is retired in one crate may be right in another: `post` and `route` are axum's words in the master.
+//! retired word or its plural. Comments and strings are free: wire formats, environment variables and error texts keep what
+//! users have. A word that is right in one crate may be retired in another: `post` and `route` are axum's words in the master.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
 
-/// What a crate does not say any more, and what it says instead. Singular and plural are two words.
-struct Glossary {
-    /// The folder below `crates`.
-    krate: &'static str,
-    retired: &'static [(&'static str, &'static str)],
-    /// Folders and files, from the crate's, that are not held to it.
-    except: &'static [&'static str],
-}
+use instep_testkit::{Source, sources};
 
-const GLOSSARIES: &[Glossary] = &[
-    Glossary {
-        krate: "agent",
-        retired: &[
-            ("bury", "reap"),
-            ("farewell", "shutdown"),
-            ("hear", "receive"),
-            ("meeting", "rendezvous"),
-            ("obey", "apply"),
-            ("parted", "Disconnected"),
-            ("surroundings", "Host"),
-        ],
-        except: &[],
-    },
-    Glossary {
-        krate: "cli",
-        retired: &[
-            ("bury", "reap"),
-            ("facts", "what they describe"),
-            ("misunderstood", "invalid"),
-            ("obey", "apply"),
-            ("standing", "state"),
-            ("stranger", "what is there"),
-        ],
-        except: &[],
-    },
-    Glossary {
-        krate: "client",
-        retired: &[("beat", "heartbeat"), ("patience", "timeout"), ("patiently", "with retries"), ("tell", "notify")],
-        except: &[],
-    },
-    Glossary {
-        krate: "collectives",
-        retired: &[
+/// What Python's package is called in the lists below; crates are called by their folders.
+const PYTHON: &str = "python/instep";
+
+/// Words, what to say instead, and who still says them: a crate that is clean is taken off.
+const RETIRED: &[(&str, &str, &[&str])] = &[
+    ("bury", "reap", &[]),
+    ("carrier", "ProgressThread", &[]),
+    ("condemn", "abort", &[]),
+    ("condemned", "aborted", &[]),
+    ("conformity", "what is checked", &[]),
+    ("deaf", "accept_paused", &[]),
+    ("diary", "flight recorder", &[]),
+    ("door", "listener or LeaderProxy", &["shell"]),
+    ("ear", "Decoder", &[]),
+    ("errand", "request", &[]),
+    ("farewell", "shutdown", &["shell"]),
+    ("fate", "abort or outcome", &["database", "import", "policy"]),
+    ("greet", "hello", &["launch"]),
+    ("greeting", "hello", &[]),
+    ("guest", "JoinedNode or zero-slot task", &[]),
+    ("happening", "event", &["policy"]),
+    ("homeless", "unplaced", &[]),
+    ("introduce", "handshake", &[]),
+    ("introduced", "handshake", &[]),
+    ("introduction", "handshake", &[]),
+    ("lane", "channel", &[]),
+    ("leaderless", "failover", &[]),
+    ("lineage", "epoch", &[]),
+    ("mail", "p2p", &[]),
+    ("meeting", "rendezvous or bootstrap", &["policy"]),
+    ("misunderstood", "invalid", &[]),
+    ("obey", "apply", &[]),
+    ("overhear", "check_for_late_abort", &[]),
+    ("parted", "Disconnected", &[]),
+    ("patiently", "with retries", &[]),
+    ("placing", "scheduler", &[]),
+    ("pledge", "vote", &[]),
+    ("pulse", "heartbeat", &[]),
+    ("scout", "probe", &[]),
+    ("seat", "endpoint, rank or membership", &[]),
+    ("singles", "commands", &["database"]),
+    ("standing", "state or leadership", &[]),
+    ("succession", "election", &[]),
+    ("surroundings", "Host", &["shell"]),
+    ("trouble", "error", &["client", "master", "policy"]),
+    ("understudy", "hot spare", &[]),
+    ("verdict", "outcome, decision or reason", &["cli", "database"]),
+];
+
+/// Words that only one crate has retired: elsewhere they are the field's, or plain English.
+const RETIRED_IN: &[(&str, &[(&str, &str)])] = &[
+    ("agent", &[("hear", "receive")]),
+    ("cli", &[("facts", "what they describe"), ("stranger", "what is there")]),
+    ("client", &[("beat", "heartbeat"), ("patience", "timeout"), ("tell", "notify")]),
+    (
+        "collectives",
+        &[
             ("absent", "late"),
             ("alarm", "AbortFlag"),
-            ("bury", "reap"),
-            ("carrier", "ProgressThread"),
-            ("condemn", "abort"),
-            ("condemned", "aborted"),
-            ("deaf", "accept_paused"),
-            ("diary", "FlightRecorder"),
-            ("door", "listener"),
-            ("ear", "Decoder"),
             ("engine", "transport"),
-            ("errand", "request"),
-            ("errands", "requests"),
-            ("farewell", "shutdown"),
-            ("fate", "Abort"),
             ("flow", "Pipeline"),
-            ("greet", "hello"),
-            ("greeting", "hello"),
             ("hear", "advance, feed or receive"),
             ("heard", "received"),
-            ("introduce", "handshake"),
-            ("introduction", "handshake"),
-            ("lane", "channel"),
-            ("lanes", "channels"),
-            ("mail", "p2p"),
             ("meet", "connect"),
-            ("meeting", "bootstrap"),
             ("met", "connected"),
             ("mixed", "hierarchical"),
-            ("overhear", "check_for_late_abort"),
             ("plan", "schedule or partition"),
-            ("plans", "schedules"),
             ("post", "matching"),
-            ("pulse", "heartbeat"),
-            ("route", "schedule"),
-            ("routes", "peers"),
-            ("seat", "membership"),
+            ("route", "schedule or peers"),
             ("streams", "tcp"),
             ("tell", "broadcast_abort"),
             ("told", "sent"),
-            ("trouble", "error"),
             ("truth", "Bool"),
-            ("verdict", "AbortReason"),
-            ("verdicts", "reasons"),
             ("watch", "context or monitor"),
             ("wishes", "preferences"),
         ],
-        except: &["examples/versus_mpi"],
-    },
-    Glossary {
-        krate: "database",
-        retired: &[("bury", "reap"), ("stand", "update_state"), ("standing", "state")],
-        except: &[],
-    },
-    Glossary { krate: "diagnosis", retired: &[("gather", "collect"), ("verdict", "analysis")], except: &[] },
-    Glossary {
-        krate: "launch",
-        retired: &[
-            ("bury", "reap"),
-            ("contact", "query"),
-            ("door", "listener"),
-            ("fate", "outcome"),
-            ("guest", "EncryptedConnection"),
-            ("guests", "encrypted connections"),
-            ("introduce", "handshake"),
-            ("introduced", "HandshakeReply"),
-            ("leaderless", "failover"),
-            ("lineage", "epoch"),
-            ("meeting", "rendezvous"),
-            ("obey", "apply"),
-            ("parted", "Disconnected"),
-            ("patience", "timeout"),
-            ("pledge", "vote"),
-            ("post", "shared"),
-            ("pulse", "heartbeat"),
-            ("scout", "probe"),
-            ("seat", "rank"),
-            ("standing", "leadership"),
-            ("stranger", "what is there"),
-            ("verdict", "HangDetector"),
-            ("verdicts", "HangDetector"),
-        ],
-        except: &[],
-    },
-    Glossary {
-        krate: "master",
-        retired: &[
-            ("bury", "reap"),
-            ("conformity", "what is checked"),
-            ("dismiss", "remove"),
-            ("door", "LeaderProxy"),
-            ("happening", "event"),
-            ("measures", "metrics"),
-            ("obey", "apply"),
-            ("placing", "scheduler"),
-            ("singles", "commands"),
-            ("wishes", "requests"),
-        ],
-        except: &[],
-    },
-    Glossary {
-        krate: "policy",
-        retired: &[
-            ("guest", "JoinedNode"),
-            ("lineage", "epoch"),
-            ("places", "ranks"),
-            ("pledge", "vote"),
-            ("pledges", "votes"),
-            ("singles", "commands"),
-            ("standing", "state or leadership"),
-            ("succession", "election"),
-            ("verdict", "outcome"),
-        ],
-        except: &[],
-    },
-    Glossary {
-        krate: "python",
-        retired: &[
-            ("diary", "flight recorder"),
-            ("fate", "abort"),
-            ("lanes", "channels"),
-            ("streams", "tcp"),
-            ("verdict", "abort reason"),
-        ],
-        except: &[],
-    },
-    Glossary { krate: "recorder", retired: &[("ask", "stack_request"), ("diary", "flight recorder")], except: &[] },
+    ),
+    ("database", &[("contender", "Candidate"), ("stand", "update_state")]),
+    ("diagnosis", &[("gather", "collect")]),
+    ("launch", &[("contact", "query"), ("patience", "timeout"), ("post", "shared"), ("stranger", "what is there")]),
+    ("master", &[("contender", "Candidate"), ("dismiss", "remove"), ("measures", "metrics"), ("wishes", "requests")]),
+    ("policy", &[("places", "ranks")]),
+    ("python", &[("streams", "tcp")]),
+    (PYTHON, &[("keeper", "partner")]),
+    ("recorder", &[("ask", "stack_request")]),
 ];
+
+/// Files that are not held to it: what is compared with MPI, and this one.
+const EXCEPT: &[&str] = &["crates/collectives/examples/versus_mpi", "crates/testkit/tests/glossary.rs"];
 
 /// An identifier's parts in lower case: split at underscores, and before a capital that follows something else.
 fn parts(identifier: &str) -> Vec<String> {
@@ -198,8 +116,8 @@ fn parts(identifier: &str) -> Vec<String> {
     parts
 }
 
-/// The identifiers of a line of Rust; comments and what stands in strings are left out.
-fn identifiers(line: &str) -> Vec<&str> {
+/// The identifiers of a line; comments and what stands in strings are left out.
+fn identifiers<'a>(line: &'a str, comment: &str) -> Vec<&'a str> {
     let (mut found, mut start, mut in_string, mut previous) = (Vec::new(), None, false, ' ');
     for (index, character) in line.char_indices().chain([(line.len(), ' ')]) {
         if character == '"' && previous != '\\' && previous != '\'' {
@@ -214,7 +132,7 @@ fn identifiers(line: &str) -> Vec<&str> {
             }
             _ => {}
         }
-        if !in_string && line[index..].starts_with("//") {
+        if !in_string && line[index..].starts_with(comment) {
             break;
         }
         previous = character;
@@ -222,44 +140,54 @@ fn identifiers(line: &str) -> Vec<&str> {
     found
 }
 
-fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    for path in entries.map(|entry| entry.expect("a folder of the project can be listed").path()) {
-        if path.is_dir() {
-            rust_files(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
+/// The lines of a file that are code, with their numbers: in Python, without the texts between three quotes.
+fn code(source: &Source) -> impl Iterator<Item = (usize, &str)> {
+    let is_python = source.has_extension("py");
+    let mut in_text = false;
+    source.lines().filter(move |(_, line)| {
+        let quotes = if is_python { line.matches("\"\"\"").count() } else { 0 };
+        let is_text = in_text || quotes > 0;
+        in_text ^= quotes % 2 == 1;
+        !is_text
+    })
+}
+
+/// What a file belongs to: a crate, or Python's package.
+fn owner(path: &str) -> Option<&str> {
+    let inside = path.strip_prefix("crates/").and_then(|below| below.split_once('/'));
+    let is_code = |below: &str| ["src/", "tests/", "examples/", "benches/"].iter().any(|part| below.starts_with(part));
+    match inside {
+        Some((krate, below)) => is_code(below).then_some(krate),
+        None => path.starts_with(PYTHON).then_some(PYTHON),
     }
+}
+
+/// What this part of an identifier should be instead, where it or its singular is retired.
+fn instead<'a>(retired: &BTreeMap<&str, &'a str>, part: &str) -> Option<&'a str> {
+    retired.get(part).or_else(|| retired.get(part.strip_suffix('s')?)).copied()
 }
 
 #[test]
 fn retired_words_do_not_come_back() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut complaints = Vec::new();
-    for Glossary { krate, retired, except } in GLOSSARIES {
-        let (folder, retired) = (crates.join(krate), retired.iter().copied().collect::<BTreeMap<_, _>>());
-        let mut files = Vec::new();
-        ["src", "tests", "examples", "benches"].iter().for_each(|part| rust_files(&folder.join(part), &mut files));
-        assert!(!files.is_empty(), "there is no crate {krate}");
-        files.sort();
-        for path in files {
-            let name = path.strip_prefix(&folder).expect("it lies below").to_string_lossy().into_owned();
-            if except.iter().any(|except| name.starts_with(except)) {
-                continue;
-            }
-            // A file's name is an identifier, too: that of its module.
-            let text = fs::read_to_string(&path).expect("a file of the project can be read");
-            let module = name.trim_end_matches(".rs").replace('/', " ");
-            for (number, line) in std::iter::once(module.as_str()).chain(text.lines()).enumerate() {
-                for identifier in identifiers(line) {
-                    for part in parts(identifier) {
-                        if let Some(instead) = retired.get(part.as_str()) {
-                            complaints.push(format!(
-                                "crates/{krate}/{name}:{number}: `{identifier}`: `{part}` is retired, say {instead}"
-                            ));
-                        }
-                    }
+    for source in
+        sources(&["rs", "py"]).iter().filter(|source| !EXCEPT.iter().any(|except| source.path.starts_with(except)))
+    {
+        let Some(owner) = owner(&source.path) else { continue };
+        let everywhere = RETIRED.iter().filter(|(_, _, except)| !except.contains(&owner));
+        let here = RETIRED_IN.iter().filter(|(krate, _)| *krate == owner).flat_map(|(_, words)| words.iter().copied());
+        let retired = everywhere.map(|(word, instead, _)| (*word, *instead)).chain(here).collect();
+        // A file's name is an identifier, too: that of its module.
+        let (module, _) = source.path.rsplit_once('.').expect("it has an extension");
+        let module = module.replace('/', " ");
+        let comment = if source.has_extension("py") { "#" } else { "//" };
+        for (number, line) in std::iter::once((1, module.as_str())).chain(code(source)) {
+            for identifier in identifiers(line, comment) {
+                for (part, instead) in
+                    parts(identifier).iter().filter_map(|part| Some((part.clone(), instead(&retired, part)?)))
+                {
+                    let what = format!("`{identifier}`: `{part}` is retired, say {instead}");
+                    complaints.push(format!("{}:{number}: {what}", source.path));
                 }
             }
         }
@@ -273,5 +201,15 @@ fn identifiers_are_found_and_split() {
     assert_eq!(parts("FeelPulse2"), ["feel", "pulse2"]);
     assert_eq!(parts("PULSE_BYTES"), ["pulse", "bytes"]);
     assert_eq!(parts("TcpTransport"), ["tcp", "transport"]);
-    assert_eq!(identifiers(r#"let a_b = Cd::new("mail {e}"); // post"#), ["let", "a_b", "Cd", "new"]);
+    assert_eq!(identifiers(r#"let a_b = Cd::new("mail {e}"); // post"#, "//"), ["let", "a_b", "Cd", "new"]);
+    let retired = BTreeMap::from([("guest", "JoinedNode")]);
+    assert_eq!(instead(&retired, "guests"), Some("JoinedNode"));
+    assert_eq!(instead(&retired, "guess"), None);
+}
+
+#[test]
+fn texts_of_python_are_left_out() {
+    let text = "\"\"\"One meeting.\"\"\"\na = 1\n\"\"\"\nAnother meeting.\n\"\"\"\nb = 2  # meeting\n".to_owned();
+    let source = Source { path: "python/instep/x.py".to_owned(), text };
+    assert_eq!(code(&source).map(|(number, _)| number).collect::<Vec<_>>(), [2, 6]);
 }

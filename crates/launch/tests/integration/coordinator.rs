@@ -288,7 +288,7 @@ fn a_node_that_does_not_fit_learns_nothing_of_the_job_and_its_leader_learns_why(
 }
 
 #[test]
-fn names_of_strangers_cannot_move_the_cursor_or_fill_the_screen() {
+fn hostile_names_cannot_move_the_cursor_or_fill_the_screen() {
     let terms = terms(2, 0, false);
     let (server, notices) = serve_with_notices(&terms, None);
     let hostile = |hello: &mut Hello| {

@@ -114,7 +114,7 @@ class Running:
         self.command = tuple(command)
         self.started = time.monotonic()
         self.mark = uuid.uuid4().hex
-        self._text = {"stdout": "", "stderr": ""}
+        self._lines: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._process = subprocess.Popen(
             self.command,
             env={**env, MARK: self.mark},
@@ -137,8 +137,7 @@ class Running:
 
     def _read(self, name: str, stream: IO[str]) -> None:
         with stream:
-            for line in stream:
-                self._text[name] += line
+            self._lines[name].extend(stream)
 
     @property
     def pid(self) -> int:
@@ -148,12 +147,12 @@ class Running:
     @property
     def stdout(self) -> str:
         """What it wrote to standard output so far, whole lines."""
-        return self._text["stdout"]
+        return "".join(self._lines["stdout"])
 
     @property
     def stderr(self) -> str:
         """What it wrote to standard error so far, whole lines."""
-        return self._text["stderr"]
+        return "".join(self._lines["stderr"])
 
     def poll(self) -> int | None:
         """Its exit status, with all of its output read, or None while it runs."""

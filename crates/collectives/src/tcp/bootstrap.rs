@@ -63,9 +63,9 @@ pub(crate) struct GivenUp {
     pub(crate) sockets: Vec<TcpStream>,
 }
 
-impl From<Error> for GivenUp {
-    fn from(error: Error) -> GivenUp {
-        GivenUp { error, sockets: Vec::new() }
+impl From<Error> for Box<GivenUp> {
+    fn from(error: Error) -> Box<GivenUp> {
+        Box::new(GivenUp { error, sockets: Vec::new() })
     }
 }
 
@@ -77,7 +77,7 @@ struct Connection {
 
 impl TcpBootstrap<'_> {
     /// Connects with the other ranks, or says which are missing.
-    pub(crate) fn run(&self) -> Result<Connections, GivenUp> {
+    pub(crate) fn run(&self) -> Result<Connections, Box<GivenUp>> {
         let nonces = Nonces::of_system().map_err(|error| Error::system("read /dev/urandom", error))?;
         let mut setup = Setup::new(self.membership, self.wanted, nonces, Instant::now(), self.deadline)?;
         let mut sockets: BTreeMap<ConnectionId, Connection> = BTreeMap::new();
@@ -89,10 +89,8 @@ impl TcpBootstrap<'_> {
                 SetupOutcome::Connected(ids) => return Ok(self.handed_over(&mut setup, &ids, sockets)?),
             };
             if let Some(error) = failure {
-                return Err(GivenUp {
-                    error,
-                    sockets: sockets.into_values().map(|connection| connection.socket).collect(),
-                });
+                let sockets = sockets.into_values().map(|connection| connection.socket).collect();
+                return Err(Box::new(GivenUp { error, sockets }));
             }
             setup.tick(Instant::now());
             perform(&mut setup, &mut sockets);

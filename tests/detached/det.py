@@ -45,6 +45,6 @@ class Commands:
 
 
 @pytest.fixture
-def det(run: Runner, determined: Path, settings: dict[str, str]) -> Commands:
+def det(run: Runner, forked_det: Path, settings: dict[str, str]) -> Commands:
     """The real `det` against this test's master."""
-    return Commands(run, determined, settings)
+    return Commands(run, forked_det, settings)

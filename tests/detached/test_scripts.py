@@ -69,14 +69,14 @@ def test_metrics_of_a_single_process(run: Runner, determined: Path, settings: di
 
 
 def test_checkpoints_are_resumed_by_external_ids(
-    run: Runner, determined: Path, settings: dict[str, str], api: Client, tmp_path: Path
+    run: Runner, forked_det: Path, settings: dict[str, str], api: Client, tmp_path: Path
 ) -> None:
     storage = tmp_path / "storage"
     script = SCRIPTS / "checkpoints.py"
-    run(determined, script, str(storage), "0", "50", env=settings).expect(0)
+    run(forked_det, script, str(storage), "0", "50", env=settings).expect(0)
     before = rows(api, 1, "training")
     assert sorted(before) == list(range(50))
-    second = run(determined, script, str(storage), "40", "60", env=settings).expect(0)
+    second = run(forked_det, script, str(storage), "40", "60", env=settings).expect(0)
     assert "initial step: 40" in second.stdout
     assert api("GET", "/api/v1/experiments?limit=-1")["pagination"]["total"] == 1
     experiment = api("GET", "/api/v1/experiments/1")["experiment"]
@@ -167,9 +167,9 @@ def det(run: Runner, determined: Path, settings: dict[str, str], *commands: str)
 
 
 def test_det_lists_describes_and_changes(
-    run: Runner, determined: Path, settings: dict[str, str], api: Client, tmp_path: Path
+    run: Runner, forked_det: Path, settings: dict[str, str], api: Client, tmp_path: Path
 ) -> None:
-    run(determined, SCRIPTS / "checkpoints.py", str(tmp_path / "storage"), "0", "40", env=settings).expect(0)
+    run(forked_det, SCRIPTS / "checkpoints.py", str(tmp_path / "storage"), "0", "40", env=settings).expect(0)
     [checkpoint, *_] = api("GET", "/api/v1/experiments/1/checkpoints")["checkpoints"]
     expected = {
         "version": "0.38.1",
@@ -198,18 +198,18 @@ def test_det_lists_describes_and_changes(
         "user list": "admin",
         "master info": "0.38.1",
     }
-    outputs = det(run, determined, settings, *expected)
+    outputs = det(run, forked_det, settings, *expected)
     for command, output in zip(expected, outputs, strict=True):
         assert expected[command] in output, (command, output)
     experiment = api("GET", "/api/v1/experiments/1")["experiment"]
     assert (experiment["labels"], experiment["projectName"]) == (["hello"], "thesis")
     assert (tmp_path / "one" / "folder" / "inner").read_text() == "inner"
-    det(run, determined, settings, "experiment delete 1 --yes")
+    det(run, forked_det, settings, "experiment delete 1 --yes")
     assert api("GET", "/api/v1/experiments?limit=-1")["pagination"]["total"] == 0
 
 
 def test_det_manages_users(
-    run: Runner, determined: Path, settings: dict[str, str], api: Client, master: Master
+    run: Runner, forked_det: Path, settings: dict[str, str], api: Client, master: Master
 ) -> None:
     token = master.client.login("admin").token
     assert token is not None
@@ -222,7 +222,7 @@ def test_det_manages_users(
         "user rename ann anna",
         "user list",
     ]
-    *_, users = det(run, determined, environment, *commands)
+    *_, users = det(run, forked_det, environment, *commands)
     assert "anna" in users
     assert master.client.login("anna", "Abcdefg1")("GET", "/api/v1/me")["user"]["displayName"] == "Ann"
     assert api("GET", "/api/v1/users/anna/by-username")["user"]["active"] is True

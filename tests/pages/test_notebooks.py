@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from detached.conftest import Client, Failed, determined
+from detached.conftest import Client, Failed, determined, forked_det
 from detached.det import Commands, det
 from managed.conftest import Cluster, settings
 from managed.kinds import KINDS, USERS, StartAgent, start_agent
 
 from .conftest import own_address
 
-__all__ = ["det", "determined", "settings", "start_agent"]
+__all__ = ["det", "determined", "forked_det", "settings", "start_agent"]
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@
         slurm.start_node("n2")
 
 Everything is in `folder`, on free ports and with a munged of its own, so clusters of several tests run side by side.
-There are no control groups, no accounting database, no prolog. Programs find the cluster by `SLURM_CONF`, which is in
-`slurm.environment`; every process of the cluster and of its jobs carries it, and none outlives the cluster.
+There are no control groups unless a test asks for `proctrack/cgroup`, no accounting database, no prolog. Programs find
+the cluster by `SLURM_CONF`, which is in `slurm.environment`; every process of the cluster and of its jobs carries it,
+and none outlives the cluster.
 
 Each node has an address of its own in 127.0.0.0/8, and the names of all nodes resolve by a hosts file that nodes alone
 see, in a mount namespace; this needs root. They share all else: files, process ids, processors, the host name.
@@ -51,6 +52,9 @@ ENDED = {
     "PREEMPTED",
     "TIMEOUT",
 }
+# Where the groups of `proctrack/cgroup` are: control groups of version 1, of which a cluster leaves none.
+FREEZER = Path("/sys/fs/cgroup/freezer")
+CGROUPS = "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\nCgroupAutomount=no\n"
 ONE_PARTITION = ("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP",)
 
 CONF = """\
@@ -208,6 +212,11 @@ class SlurmCluster:
                     process.kill()
             psutil.wait_procs(left, timeout=0.1)
         self._run.kill_all()
+        # Deepest first; those of another cluster, which is busy, stay.
+        for name in self.addresses if FREEZER.exists() else ():
+            for group in sorted((FREEZER / f"slurm_{name}").glob("**/"), reverse=True):
+                with contextlib.suppress(OSError):
+                    group.rmdir()
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of the cluster: daemons, and whatever jobs have started."""
@@ -234,6 +243,7 @@ class SlurmCluster:
             gpu.symlink_to("/dev/null")
         of_node = f"NodeName=n[1-{len(self.addresses)}] Name=gpu File={self.folder}/gpu[0-{self._gpus - 1}]\n"
         (self.folder / "gres.conf").write_text(of_node if gpus else "")
+        (self.folder / "cgroup.conf").write_text(CGROUPS)
         self._write_conf()
 
     def _write_conf(self) -> None:

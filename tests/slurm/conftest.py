@@ -1,12 +1,20 @@
-"""The cluster that the tests of a file share."""
+"""The cluster that the tests of a file share, and what `det` runs on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from conftest import Runner
+from detached.conftest import determined
+from managed.conftest import det, follow, settings
+
 from .cluster import SlurmCluster
+from .site import Site, site
+
+__all__ = ["det", "determined", "follow", "settings"]
 
 
 @pytest.fixture(scope="module")
@@ -14,3 +22,20 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """Four idle nodes. A file whose tests break nodes, or want other settings, makes a cluster for each of them."""
     with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def pool(
+    request: pytest.FixtureRequest,
+    run: Runner,
+    instep: Path,
+    python: Path,
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> Iterator[Site]:
+    """Two nodes, one slot each; or as many as a test says."""
+    with (
+        SlurmCluster(tmp_path / "slurm", nodes=getattr(request, "param", 2), gpus=0) as slurm,
+        site(slurm, run, instep, python, tmp_path, wait_until) as made,
+    ):
+        yield made

@@ -161,8 +161,9 @@ pub(crate) fn lend(common: &Common, arguments: &LendArguments) -> anyhow::Result
         None => arguments.token.clone().filter(|token| !token.is_empty()),
     };
     let mut host = Terminal { token, common: common.clone() };
-    agent::run(&options, &mut host).map_err(explained)?;
-    Ok(ExitCode::SUCCESS)
+    let failure = agent::run(&options, &mut host).map_err(explained)?;
+    // Whoever started it for one allocation wants to know how that ended.
+    Ok(if node.is_some() { ExitCode::from(failure) } else { ExitCode::SUCCESS })
 }
 
 /// The token in a file. It is read once: tasks of an agent without root run as its user, who may want to delete the file.
@@ -270,7 +271,6 @@ fn options(
         serve_user: arguments.serve_user.clone(),
         budget: Budget { memory: arguments.task_memory, processes: arguments.task_processes },
         bound: node.map(|node| node.bound.clone()),
-        term_is_notice: node.is_some_and(|node| node.is_pod),
         name,
     })
 }

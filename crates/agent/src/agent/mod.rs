@@ -15,7 +15,6 @@ pub mod lock;
 pub mod shares;
 pub mod tenant;
 
-use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -37,6 +36,9 @@ use tenant::Tenant;
 
 /// The signal upon which an agent goes and leaves its tasks to the next one, whatever `stop_tasks` says.
 pub const HAND_OVER: Signal = Signal::SIGUSR1;
+/// The signal by which Slurm is asked to say that a job's end comes near. Whatever does not wait for it ignores it, so that the
+/// ranks of a task may get it, too.
+pub const NOTICE: Signal = Signal::SIGURG;
 /// How long an agent that a scheduler started waits for the master while it runs nothing: it holds a node.
 const LONELY: Duration = Duration::from_secs(600);
 /// Between two looks at the shares while the master says nothing.
@@ -49,6 +51,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 const GRACE_SECONDS: u32 = 10;
 /// The same where a scheduler ends both: it waits 30 s itself, unless its administrator says otherwise.
 const BOUND_GRACE_SECONDS: u32 = 3;
+/// Why they end then.
+const ENDED_BY_SCHEDULER: &str = "the scheduler that started its agents has ended them";
 /// How long their end is waited for.
 const ENDING: Duration = Duration::from_secs(90);
 /// How long thanks for the last end are waited for.
@@ -92,8 +96,6 @@ pub struct Options {
     pub budget: Budget,
     /// The allocation that a scheduler has started it for: it serves no other, and goes when that has ended.
     pub bound: Option<Bound>,
-    /// Whether SIGTERM is that scheduler's notice, as in Kubernetes: what runs is asked to stop, and killed later.
-    pub term_is_notice: bool,
 }
 
 /// Why there is no token, in words for people.
@@ -150,8 +152,9 @@ impl AgentError {
     }
 }
 
-/// Lends the machine's slots until a signal comes, or the master refuses.
-pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
+/// Lends the machine's slots until a signal comes, or the master refuses. Gives the exit code of what failed, for a scheduler
+/// that has started the agent for it.
+pub fn run(options: &Options, host: &mut dyn Host) -> Result<u8, AgentError> {
     let state = StateFolder::at(&options.state);
     let failed = |source| AgentError::Folder { path: options.state.clone(), source };
     state.prepare().map_err(failed)?;
@@ -177,8 +180,8 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
         failures: 0,
         turn: 0,
         leaving: None,
-        noticed: Cell::new(false),
-        ending: Cell::new(false),
+        noticed: false,
+        ending: false,
         heard: Instant::now(),
     };
     if agent.shares.running() > 0 {
@@ -191,7 +194,7 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<(), AgentError> {
         Err(_) => agent.report_what_runs(host),
     }
     agent.shares.close();
-    outcome.map(drop)
+    outcome.map(|_| agent.shares.failure())
 }
 
 /// Whether the next master is asked after so many failures in a row. One that an agent was connected to and that ended the
@@ -222,7 +225,7 @@ enum Leave {
 }
 
 fn block_signals() -> Result<SignalFd, AgentError> {
-    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, HAND_OVER].into_iter().collect();
+    let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, HAND_OVER, NOTICE].into_iter().collect();
     set.thread_block().map_err(std::io::Error::from)?;
     let signals = SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
     Ok(signals.map_err(std::io::Error::from)?)
@@ -243,9 +246,9 @@ struct Agent<'a> {
     /// It ends what it runs before it goes, and waits for that until then.
     leaving: Option<Instant>,
     /// The scheduler will end it, which the master has not heard yet.
-    noticed: Cell<bool>,
-    /// The scheduler has said so by SIGTERM.
-    ending: Cell<bool>,
+    noticed: bool,
+    /// The scheduler has said so: the next SIGTERM is the end.
+    ending: bool,
     /// When the master was last heard.
     heard: Instant,
 }
@@ -327,16 +330,22 @@ impl Agent<'_> {
         }
     }
 
-    fn signalled(&self) -> Option<Leave> {
+    fn signalled(&mut self) -> Option<Leave> {
         let information = self.signals.read_signal().ok().flatten()?;
+        let is_bound = self.options.bound.is_some();
         match Signal::try_from(information.ssi_signo.cast_signed()) {
             // Somebody at a terminal expects that nothing is left.
             Ok(Signal::SIGINT) => Some(Leave::AndStop),
             Ok(HAND_OVER) => Some(Leave::Quietly),
-            // It is told once; whoever tells it twice is in a hurry.
-            Ok(Signal::SIGTERM) if self.options.term_is_notice && self.shares.running() > 0 && !self.ending.get() => {
-                self.noticed.set(true);
-                self.ending.set(true);
+            Ok(NOTICE) => {
+                self.noticed |= is_bound && !self.ending;
+                self.ending |= is_bound;
+                None
+            }
+            // It is told once; whoever tells it twice is in a hurry. It may have told the tasks, too.
+            Ok(Signal::SIGTERM) if is_bound && self.shares.running() > 0 && !self.ending => {
+                self.shares.end_from_outside(ENDED_BY_SCHEDULER);
+                (self.noticed, self.ending) = (true, true);
                 None
             }
             _ if self.options.stop_tasks => Some(Leave::AndStop),
@@ -408,7 +417,9 @@ impl Agent<'_> {
             for report in self.shares.poll() {
                 link.send(&report)?;
             }
-            if self.noticed.take() {
+            // What has not begun cannot be asked to stop.
+            if self.noticed && self.shares.running() > 0 {
+                self.noticed = false;
                 let why = "the scheduler that started its agents is about to end them".to_owned();
                 link.send(&Report::Notice { why })?;
             }
@@ -546,7 +557,7 @@ impl Agent<'_> {
     fn begin_to_stop(&mut self, host: &mut dyn Host) {
         let running = tasks(self.shares.running());
         let (why, grace_seconds) = match self.options.bound {
-            Some(_) => ("the scheduler that started its agents has ended them", BOUND_GRACE_SECONDS),
+            Some(_) => (ENDED_BY_SCHEDULER, BOUND_GRACE_SECONDS),
             None => ("the agent was stopped", GRACE_SECONDS),
         };
         if self.options.bound.is_some() {

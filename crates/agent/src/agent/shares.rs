@@ -90,6 +90,8 @@ pub struct Shares {
     known: BTreeMap<String, Known>,
     /// Somebody else than the master ends everything here, tasks included: what fails from now on was not their fault.
     ended_from_outside: Option<String>,
+    /// The exit code of the first that failed.
+    failure: Option<u8>,
 }
 
 impl Shares {
@@ -114,7 +116,7 @@ impl Shares {
             let found = Known::new(record.share, folder, record.devices, record.cgroup);
             known.insert(name, found);
         }
-        let mut shares = Shares { state, environment, tenant, groups, known, ended_from_outside: None };
+        let mut shares = Shares { state, environment, tenant, groups, known, ended_from_outside: None, failure: None };
         shares.poll();
         let running = shares.known.iter().filter(|(_, known)| known.exit.is_none()).map(|(name, _)| name.clone());
         shares.groups.sweep(&shares.state, &running.collect::<BTreeSet<_>>());
@@ -129,6 +131,11 @@ impl Shares {
     /// How many have not ended.
     pub fn running(&self) -> usize {
         self.known.values().filter(|known| known.exit.is_none()).count()
+    }
+
+    /// The exit code of the first that failed since the agent was started; 0 if none did.
+    pub fn failure(&self) -> u8 {
+        self.failure.unwrap_or_default()
     }
 
     /// Whose tasks are taken.
@@ -161,6 +168,7 @@ impl Shares {
             if known.exit.is_none() {
                 let outside = self.ended_from_outside.as_ref();
                 known.exit = look_at(name, known).map(|ending| outside.map_or(ending.clone(), |why| lost(ending, why)));
+                self.failure = self.failure.or(known.exit.as_ref().and_then(|ending| failure(&ending.exit)));
             }
             let share = || known.share.clone();
             match &known.exit {
@@ -275,6 +283,15 @@ impl Shares {
             let _ = known.folder.remove();
             known.group.iter().for_each(TaskGroup::remove);
         }
+    }
+}
+
+/// The exit code that stands for an end; `None` for one that is no failure, such as one on the master's word.
+fn failure(exit: &Exit) -> Option<u8> {
+    match exit {
+        Exit::Code { code: 0, .. } | Exit::Killed => None,
+        Exit::Code { code, .. } => Some(u8::try_from(*code).unwrap_or(1)),
+        Exit::Failed { .. } | Exit::Lost { .. } => Some(1),
     }
 }
 

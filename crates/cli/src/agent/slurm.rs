@@ -18,8 +18,6 @@ pub(super) const LONGEST_NODE: usize = 200;
 pub(super) struct Node {
     name: String,
     pub(super) bound: Bound,
-    /// Of Kubernetes, and not a node of Slurm's.
-    pub(super) is_pod: bool,
     pub(super) folder: NodeFolder,
 }
 
@@ -27,9 +25,9 @@ impl Node {
     /// From what Slurm tells every task of a step, or the master its pods in Kubernetes.
     pub(super) fn this(allocation: &str) -> anyhow::Result<Node> {
         let variable = |name: &str| std::env::var(name).ok();
-        let is_pod = pod::is_here(variable);
-        let (name, bound) = if is_pod { pod::read(allocation, variable) } else { read(allocation, variable) }?;
-        Ok(Node { name, bound, is_pod, folder: NodeFolder::make()? })
+        let read = if pod::is_here(variable) { pod::read } else { read };
+        let (name, bound) = read(allocation, variable)?;
+        Ok(Node { name, bound, folder: NodeFolder::make()? })
     }
 
     /// The node's name, `-` and more: no two agents of a cluster have it, also if a node runs jobs one after the other.

@@ -98,6 +98,9 @@ pub struct SlurmSettings {
     /// Seconds between two looks at the queue.
     #[serde(default = "ten")]
     pub poll_interval: u32,
+    /// Seconds before a job's time limit at which what runs there is asked to stop; 0 for no notice.
+    #[serde(default = "sixty")]
+    pub notice: u32,
     /// Where nodes reach the master; where it listens if there is none.
     pub master_url: Option<String>,
     /// A file on the nodes with the certificates that they trust.
@@ -115,9 +118,15 @@ fn ten() -> u32 {
     10
 }
 
+fn sixty() -> u32 {
+    60
+}
+
 /// Options of `instep agent` that the master gives itself.
 const OF_THE_MASTER: &[&str] =
     &["--for", "--master", "--name", "--pool", "--slots", "--state-folder", "--stop-tasks", "--token", "--token-file"];
+/// What `sbatch --signal` takes.
+const LONGEST_NOTICE: u32 = 65_535;
 /// Slots of a node.
 const MOST_SLOTS: u32 = 4096;
 /// Bytes of a text.
@@ -220,6 +229,9 @@ fn slurm_objection(slurm: &SlurmSettings) -> Option<String> {
     if !(1..=3600).contains(&slurm.poll_interval) {
         return Some(format!("`poll_interval` is {}, and must be from 1 to 3600 seconds", slurm.poll_interval));
     }
+    if slurm.notice > LONGEST_NOTICE {
+        return Some(format!("`notice` is {}, and must be from 0 to {LONGEST_NOTICE} seconds", slurm.notice));
+    }
     if let Some(name) = slurm.gpu_type.as_ref().filter(|name| !is_gpu_type(name)) {
         return Some(format!("`gpu_type`: `{name}` is not the name of a kind of GPU, such as a100"));
     }
@@ -266,6 +278,7 @@ mod tests {
             (slurm("options: ['--output=/dev/null']"), "--output is given by the master"),
             (slurm("agent_options: [--pool=x]"), "`agent_options`: `--pool=x` is given by the master"),
             (slurm("poll_interval: 0"), "from 1 to 3600"),
+            (slurm("notice: 65536"), "from 0 to 65535"),
             (slurm("master_url: here"), "not an address"),
             (slurm("gpu_type: 'a:1'"), "kind of GPU"),
             (slurm("partition: \"a\\nb\""), "control characters"),

@@ -21,6 +21,12 @@ use super::{Gang, ResourceManager};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Characters of a complaint that people are shown.
 const LONGEST_COMPLAINT: usize = 1000;
+/// The signal by which agents hear of an end that comes near, as `sbatch` calls it; others ignore it.
+const SIGNAL: &str = "URG";
+/// Seconds from the first agent's end to that of the others.
+const LEAVING: u32 = 10;
+/// A notice takes no more than this part of a time limit: Slurm sends it up to a minute early.
+const PART_OF_LIMIT: u32 = 4;
 /// The master's variables that commands and jobs have, too.
 const INHERITED: &[&str] =
     &["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "SLURM_CONF_SERVER", "TZ", "USER"];
@@ -80,14 +86,22 @@ impl Slurm {
                 (SlotType::Cpu, _) => format!("--cpus-per-task={}", gang.slots_per_node),
             });
         }
-        words.extend(pool.options.iter().chain(&gang.arguments).cloned());
+        let given = || pool.options.iter().chain(&gang.arguments);
+        let limit = given().rev().find_map(|word| word.strip_prefix("--time=")).and_then(seconds);
+        let notice = limit.map_or(pool.notice, |limit| pool.notice.min(limit / PART_OF_LIMIT));
+        if notice > 0 {
+            // To all processes of the agents' step: to the batch shell alone, somebody would have to pass it on.
+            words.push(format!("--signal={SIGNAL}@{notice}"));
+        }
+        words.extend(given().cloned());
         if !gang.excluded.is_empty() {
             words.push(format!("--exclude={}", gang.excluded.join(",")));
         }
         words
     }
 
-    /// The batch script: one agent on each node, all of which end if one fails.
+    /// The batch script: one agent on each node, all of which end with the first. They leave together, some with an exit code,
+    /// so each has a moment to tidy up.
     fn script(&self, gang: &Gang, pool: &SlurmSettings) -> String {
         let instep = pool.instep.as_deref().map_or(self.binary.as_path(), Path::new).to_string_lossy();
         let master = pool.master_url.as_deref().unwrap_or(&self.address);
@@ -102,7 +116,7 @@ impl Slurm {
         let nodes = gang.nodes;
         format!(
             "#!/bin/sh\nexec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --export=ALL \
-             --kill-on-bad-exit=1 {}\n",
+             --kill-on-bad-exit=0 --wait={LEAVING} {}\n",
             agent.join(" ")
         )
     }
@@ -170,6 +184,26 @@ impl ResourceManager for Slurm {
     }
 }
 
+/// A limit as `sbatch --time` takes it; `None` if it is none, or no limit.
+fn seconds(text: &str) -> Option<u32> {
+    let (days, clock) = match text.split_once('-') {
+        Some((days, clock)) => (days.parse().ok()?, clock),
+        None => (0, text),
+    };
+    let fields: Vec<u32> = clock.split(':').map(|field| field.parse().ok()).collect::<Option<_>>()?;
+    let (hours, minutes, seconds) = match (text.contains('-'), fields.as_slice()) {
+        (true, [hours]) => (*hours, 0, 0),
+        (true, [hours, minutes]) => (*hours, *minutes, 0),
+        (false, [minutes]) => (0, *minutes, 0),
+        (false, [minutes, seconds]) => (0, *minutes, *seconds),
+        (_, [hours, minutes, seconds]) => (*hours, *minutes, *seconds),
+        _ => return None,
+    };
+    let hours = 24_u32.checked_mul(days)?.checked_add(hours)?;
+    let minutes = hours.checked_mul(60)?.checked_add(minutes)?;
+    minutes.checked_mul(60)?.checked_add(seconds).filter(|limit| *limit > 0)
+}
+
 /// A word as the shell takes it.
 fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
@@ -211,12 +245,53 @@ mod tests {
             "--comment=instep:c:5.t.1",
             "--nodes=2 --ntasks=2 --ntasks-per-node=1",
             "--output=/shared/%j.out",
-            "--partition=a --gres=gpu:h100:4 --account=x --time=60 --exclude=n3",
+            "--partition=a --gres=gpu:h100:4 --signal=URG@60 --account=x --time=60 --exclude=n3",
         ] {
             assert!(words.contains(expected), "{expected} in {words}");
         }
         assert!(script.ends_with("'/opt/instep' 'agent' '--for=5.t.1' '--master=http://m:8080'\n"), "{script}");
         assert!(!words.contains("secret") && !script.contains("secret"));
+    }
+
+    #[test]
+    fn a_notice_comes_before_the_end_of_a_job_and_leaves_time_before_it() {
+        let said = |settings: &str, arguments: &[&str]| {
+            let slurm = slurm(settings);
+            let arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
+            let words = slurm.words(&Gang { arguments, ..gang() }, &slurm.pools["gpu"]);
+            words.into_iter().find_map(|word| word.strip_prefix("--signal=").map(str::to_owned))
+        };
+        let cases: [(&str, &[&str], Option<&str>); 6] = [
+            ("partition: a", &[], Some("URG@60")),
+            ("notice: 0", &["--time=60"], None),
+            ("notice: 600", &["--time=1-0"], Some("URG@600")),
+            ("notice: 600", &["--time=1-0", "--time=20"], Some("URG@300")),
+            ("notice: 600, options: ['--time=10:00:00']", &["--time=1"], Some("URG@15")),
+            ("notice: 600, options: ['--time=10:00']", &[], Some("URG@150")),
+        ];
+        for (settings, arguments, expected) in cases {
+            assert_eq!(said(settings, arguments).as_deref(), expected, "{settings} {arguments:?}");
+        }
+    }
+
+    #[test]
+    fn limits_are_read_as_sbatch_reads_them() {
+        for (text, expected) in [
+            ("90", Some(5400)),
+            ("1:30", Some(90)),
+            ("1:00:30", Some(3630)),
+            ("2-0", Some(172_800)),
+            ("2-1:30", Some(178_200)),
+            ("1-0:0:1", Some(86_401)),
+            ("0", None),
+            ("UNLIMITED", None),
+            ("-1", None),
+            ("4294967295-4294967295", None),
+            ("1:2:3:4", None),
+            ("", None),
+        ] {
+            assert_eq!(seconds(text), expected, "{text}");
+        }
     }
 
     #[test]

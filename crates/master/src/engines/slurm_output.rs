@@ -7,6 +7,8 @@ const MARK: &str = "instep";
 /// What `squeue` is asked for; the comment last, which may have any letters.
 pub(super) const FORMAT: &str = "%i|%T|%r|%N|%k";
 const FIELDS: usize = 5;
+/// The reason of a job whose batch script ended with a code.
+const EXIT_CODE: &str = "NonZeroExitCode";
 /// Characters of a reason that are kept.
 const LONGEST_REASON: usize = 500;
 
@@ -59,6 +61,8 @@ fn phase(state: &str, reason: String, nodes: String) -> Phase {
         }
         "COMPLETING" => Phase::Ending,
         "COMPLETED" => Phase::Ended { why: "COMPLETED".to_owned(), in_order: true },
+        // An agent ends with the code of what it ran, which the master knows.
+        "FAILED" if reason == EXIT_CODE => Phase::Ended { why: format!("FAILED ({reason})"), in_order: true },
         "BOOT_FAIL" | "CANCELLED" | "DEADLINE" | "FAILED" | "NODE_FAIL" | "OUT_OF_MEMORY" | "PREEMPTED" | "REVOKED"
         | "TIMEOUT" => {
             let more = if reason.is_empty() || reason == "None" { String::new() } else { format!(" ({reason})") };
@@ -98,6 +102,8 @@ mod tests {
                       13|TIMEOUT|TimeLimit|n1|instep:c:8.t.1\n\
                       14|SIGNALING|None|n1|instep:c:9.t.1\n\
                       15|COMPLETED|None|n1|instep:c:9.t.2\n\
+                      16|FAILED|NonZeroExitCode|n1|instep:c:9.t.3\n\
+                      17|FAILED|RaisedSignal:9(Killed)|n1|instep:c:9.t.4\n\
                       garbage\n";
         let seen = |job: &str, allocation: &str, phase| Seen {
             job: JobId(job.to_owned()),
@@ -112,6 +118,8 @@ mod tests {
             seen("13", "8.t.1", ended("TIMEOUT (TimeLimit)", false)),
             seen("14", "9.t.1", running("n1")),
             seen("15", "9.t.2", ended("COMPLETED", true)),
+            seen("16", "9.t.3", ended("FAILED (NonZeroExitCode)", true)),
+            seen("17", "9.t.4", ended("FAILED (RaisedSignal:9(Killed))", false)),
         ];
         assert_eq!(listed("c", output), expected);
     }

@@ -42,7 +42,7 @@ pub enum Phase {
     Ended {
         /// In the engine's own words.
         why: String,
-        /// It ended by itself, and without an error.
+        /// It ended by itself: what its agents have said before is all that there is to know.
         in_order: bool,
     },
 }

@@ -1,4 +1,7 @@
-"""Two ranks that count together; the chief reports and saves every ten steps, and waits from step 20 on for a file."""
+"""Ranks that count together; the chief reports and saves every ten steps and when it is asked to stop.
+
+From step 20 on, or from the one that GATE names, they wait for a file.
+"""
 
 import os
 import pathlib
@@ -8,12 +11,18 @@ import instep
 from instep import core
 
 STEPS = 40
-GATE = 20
+GATE = int(os.environ.get("GATE", "20"))
 
 
 def main(context: core.Context, info: instep.ClusterInfo, go: pathlib.Path) -> None:
     rank = context.distributed.rank
     x, begin = 0, 0
+
+    def save(step: int) -> None:
+        with context.checkpoint.store_path({"steps_completed": step}, shard=True) as (folder, _):
+            if rank == 0:
+                (folder / "state").write_text(f"{x},{step}")
+
     if info.latest_checkpoint is not None:
         with context.checkpoint.restore_path(info.latest_checkpoint) as folder:
             x, begin = (int(word) for word in (folder / "state").read_text().split(","))
@@ -23,13 +32,13 @@ def main(context: core.Context, info: instep.ClusterInfo, go: pathlib.Path) -> N
         if step % 10 == 0:
             if rank == 0:
                 context.train.report_training_metrics(step, {"x": x})
-            with context.checkpoint.store_path({"steps_completed": step}, shard=True) as (folder, _):
-                if rank == 0:
-                    (folder / "state").write_text(f"{x},{step}")
+            save(step)
         if step == GATE:
             go.with_name(f"gate-{info.trial.trial_id}-{rank}").touch()
         while step >= GATE and not all(context.distributed.allgather(go.exists())):
             if context.preempt.should_preempt():
+                if step % 10 != 0:
+                    save(step)
                 return
             time.sleep(0.05)
     if rank == 0:

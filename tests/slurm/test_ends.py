@@ -27,12 +27,12 @@ def make_site(run: Runner, instep: Path, python: Path, tmp_path: Path, wait_unti
     """Make two nodes with a slot each, whose jobs can be preempted, and a master."""
 
     @contextlib.contextmanager
-    def make(*options: str) -> Iterator[Site]:
+    def make(*options: str, **engine: object) -> Iterator[Site]:
         with (
             SlurmCluster(
                 tmp_path / "slurm", nodes=2, gpus=0, partitions=PARTITIONS, options=(*PREEMPTION, *options)
             ) as slurm,
-            site(slurm, run, instep, python, tmp_path, wait_until, partition="low") as made,
+            site(slurm, run, instep, python, tmp_path, wait_until, partition="low", **engine) as made,
         ):
             yield made
 
@@ -89,6 +89,19 @@ def test_time_limit_comes_with_a_notice(make_site: MakeSite) -> None:
         pool.wait_for(experiment, seconds=120)
         assert pool.cluster.trials(experiment)[0]["restarts"] == 0
         assert pool.states()[0] == "COMPLETED", "it ended by itself before its limit"
+
+
+@pytest.mark.soak
+def test_time_limit_without_a_notice_costs_no_more_than_what_was_not_saved(make_site: MakeSite) -> None:
+    with make_site(notice=0) as pool:
+        experiment = pool.create(gate=25, max_restarts=0, slurm={"sbatch_args": ["--time=1"]})
+        trial = pool.wait_for_gate(experiment)
+        resumed_behind(pool, trial, 20)
+        pool.go.touch()
+        pool.wait_for(experiment, seconds=120)
+        why = "TIMEOUT (TimeLimit)"
+        pool.cluster.wait_until(lambda: why in pool.cluster.text(trial), 60, lambda: pool.describe(trial))
+        assert pool.cluster.trials(experiment)[0]["restarts"] == 0
 
 
 @pytest.mark.soak

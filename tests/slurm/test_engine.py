@@ -104,9 +104,9 @@ def test_search_goes_on_while_jobs_and_agents_are_killed(pool: Site) -> None:
 
 
 @pytest.mark.soak
-def test_lost_node_and_a_time_limit_cost_no_more_than_what_was_not_saved(pool: Site) -> None:
+def test_lost_node_costs_no_more_than_what_was_not_saved(pool: Site) -> None:
     cluster = pool.cluster
-    experiment = pool.create(slots=1, slurm={"sbatch_args": ["--nodelist=n1", "--time=1"]}, max_restarts=0)
+    experiment = pool.create(slots=1, slurm={"sbatch_args": ["--nodelist=n1"]}, max_restarts=0)
     trial = pool.wait_for_gate(experiment, 1)
     # The node is gone: its daemon, and all that its jobs run.
     pool.slurm.nodes["n1"].send_signal(signal.SIGKILL)
@@ -117,10 +117,6 @@ def test_lost_node_and_a_time_limit_cost_no_more_than_what_was_not_saved(pool: S
     pool.slurm.start_node("n1")
     pool.slurm.command("scontrol", "update", "NodeName=n1", "State=RESUME")
     cluster.wait_until(lambda: "resumed behind step 20" in cluster.text(trial), 120, "the trial to run again")
-    # Its second job runs into the limit, and its trial goes on in another.
-    cluster.wait_until(lambda: len(pool.jobs()) == 3, 150, lambda: f"a third job: {pool.jobs()}\n{cluster.text(trial)}")
-    why = "TIMEOUT (TimeLimit)"
-    cluster.wait_until(lambda: why in cluster.text(trial), 30, lambda: f"{why!r} in {cluster.text(trial)}")
     pool.go.touch()
     pool.wait_for(experiment, seconds=120)
 

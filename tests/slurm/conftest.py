@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from conftest import Runner
-from detached.conftest import determined
-from managed.conftest import det, follow, settings
+from managed.conftest import det, determined, follow, forked_det, forked_determined, settings
 
 from .cluster import SlurmCluster
 from .site import Site, site
 
-__all__ = ["det", "determined", "follow", "settings"]
+__all__ = ["det", "determined", "follow", "forked_det", "forked_determined", "settings"]
 
 
 @pytest.fixture(scope="module")

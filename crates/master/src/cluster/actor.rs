@@ -143,7 +143,7 @@ impl Actor {
             match action {
                 Action::Order(agent, order) => self.state.agents.send(&agent, order),
                 Action::Signal(allocation, signal) => self.state.allocations.signal(&allocation, signal),
-                Action::Engine(kind, call) => self.state.engines.ask(kind, call, &mut self.outbox),
+                Action::Engine(name, call) => self.state.engines.ask(&name, call, &mut self.outbox),
                 Action::Collect(id) => super::collection::collect(self.database.clone(), Arc::clone(&self.notices), id),
                 Action::Reply(send) => send(),
             }

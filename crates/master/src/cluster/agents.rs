@@ -356,6 +356,13 @@ impl Agents {
         }
     }
 
+    /// Sends an agent away at once, and forgets it.
+    pub(super) fn remove(&mut self, agent: &str, why: String) {
+        let Some(Agent { link: Some(link), .. }) = self.known.remove(agent) else { return };
+        // One that does not read is sent away by the end of its connection.
+        let _ = link.orders.try_send(Order::Refused { why });
+    }
+
     /// Agents that have been silent for too long.
     pub(super) fn lost(&self) -> Vec<String> {
         let silent = self.known.values().filter(|agent| agent.link.is_none());

@@ -28,7 +28,7 @@ use super::{DEFAULT_POOL, Message, Refusal};
 use crate::clock::now;
 use crate::engines::kubernetes::{Kubernetes, job_name};
 use crate::engines::line::{self, Answer, Call, Pace};
-use crate::engines::options::{EngineKind, EngineOptions, EnginePool, EngineSettings};
+use crate::engines::options::{EngineKind, EngineName, EngineOptions, EnginePool, EngineSettings};
 use crate::engines::slurm::Slurm;
 use crate::engines::{Container, Gang};
 use crate::passwords::token_hash;
@@ -44,7 +44,7 @@ pub(crate) struct Engines {
     /// Of the database, which jobs are named after.
     cluster: String,
     pools: BTreeMap<String, EnginePool>,
-    running: BTreeMap<EngineKind, Engine>,
+    running: BTreeMap<EngineName, Engine>,
 }
 
 /// One of them.
@@ -52,6 +52,8 @@ struct Engine {
     jobs: Jobs,
     calls: mpsc::Sender<Call>,
     is_list_wanted: Arc<AtomicBool>,
+    /// Of allocations whose submission has not succeeded: another attempt needs no other session.
+    tokens: BTreeMap<String, String>,
 }
 
 /// What the configuration of a task says that an engine runs.
@@ -84,14 +86,20 @@ fn node_of(agent: &str) -> Option<String> {
     agent.rsplit_once('-').map(|(node, _)| node.to_owned())
 }
 
+/// Whether an agent is called after its node and its pod's uid, as those in pods are.
+fn has_name_of_pod(agent: &str) -> bool {
+    let is_digit = |letter: u8| matches!(letter, b'0'..=b'9' | b'a'..=b'f');
+    agent.rsplit_once('-').is_some_and(|(_, uid)| uid.len() == 32 && uid.bytes().all(is_digit))
+}
+
 impl Engines {
     /// Those that the settings say, which are told of through `messages`.
     pub(super) fn start(options: &EngineOptions, cluster: &str, messages: &mpsc::Sender<Message>) -> Engines {
         let pools: BTreeMap<String, EnginePool> =
             options.pools.iter().map(|pool| (pool.pool_name.clone(), pool.clone())).collect();
-        let used = |kind: &EngineKind| pools.values().any(|pool| pool.engine.kind() == *kind);
-        let running = EngineKind::ALL.into_iter().filter(used);
-        let running = running.map(|kind| (kind, Engine::start(kind, options, cluster, messages))).collect();
+        let used: BTreeSet<EngineName> = pools.values().map(EnginePool::engine_name).collect();
+        let started = used.into_iter().map(|name| (name.clone(), Engine::start(name, options, cluster, messages)));
+        let running = started.collect();
         Engines { cluster: cluster.to_owned(), pools, running }
     }
 
@@ -123,13 +131,15 @@ impl Engines {
     fn job_of(&self, kind: EngineKind, allocation: &str, agent: &str) -> Option<JobId> {
         match kind {
             EngineKind::Slurm => agent.rsplit_once('-').map(|(_, job)| JobId(job.to_owned())),
+            // Names of machines that lend their slots are not for pods.
+            EngineKind::Kubernetes if !has_name_of_pod(agent) => None,
             EngineKind::Kubernetes => Some(JobId(job_name(&self.cluster, allocation))),
         }
     }
 
     /// The engine that runs the work of a pool.
     fn of_pool(&mut self, pool: &str) -> Option<&mut Engine> {
-        self.running.get_mut(&self.pools.get(pool)?.engine.kind())
+        self.running.get_mut(&self.pools.get(pool)?.engine_name())
     }
 
     /// When something must be done even if nothing happens.
@@ -138,8 +148,8 @@ impl Engines {
     }
 
     /// Passes a call on.
-    pub(super) fn ask(&mut self, kind: EngineKind, call: Call, outbox: &mut Outbox) {
-        let Some(engine) = self.running.get_mut(&kind) else { return };
+    pub(super) fn ask(&mut self, name: &EngineName, call: Call, outbox: &mut Outbox) {
+        let Some(engine) = self.running.get_mut(name) else { return };
         if let Err(error) = engine.calls.try_send(call)
             && let Call::Submit(gang) = error.into_inner()
         {
@@ -152,34 +162,35 @@ impl Engines {
 }
 
 impl Engine {
-    fn start(kind: EngineKind, options: &EngineOptions, cluster: &str, messages: &mpsc::Sender<Message>) -> Engine {
+    fn start(name: EngineName, options: &EngineOptions, cluster: &str, messages: &mpsc::Sender<Message>) -> Engine {
         let is_list_wanted = Arc::new(AtomicBool::new(true));
         let (calls, received) = mpsc::channel(CALLS_AHEAD);
         let pace = |interval| Pace { interval, is_wanted: Arc::clone(&is_list_wanted) };
         // The cluster's task ends with the last of its handles, and this one with it.
-        let messages = messages.downgrade();
+        let (messages, teller) = (messages.downgrade(), name.clone());
         let tell = move |answer| {
-            let messages = messages.clone();
+            let (messages, name) = (messages.clone(), teller.clone());
             async move {
                 let Some(messages) = messages.upgrade() else { return false };
-                let message: Message = Box::new(move |state, outbox| state.engine_answered(kind, answer, outbox));
+                let message: Message = Box::new(move |state, outbox| state.engine_answered(&name, answer, outbox));
                 messages.send(message).await.is_ok()
             }
         };
-        match kind {
-            EngineKind::Slurm => {
+        match &name {
+            EngineName::Slurm => {
                 let slurm = Slurm::new(cluster, options);
                 tokio::spawn(line::run(slurm, received, pace(options.slurm_interval()), tell));
             }
-            EngineKind::Kubernetes => {
+            EngineName::Kubernetes { pool } => {
                 let calls = calls.downgrade();
                 // One that does not fit is not needed: others wait that end in a list, too.
                 let look = move || drop(calls.upgrade().map(|calls| calls.try_send(Call::Look)));
-                let kubernetes = Kubernetes::start(cluster, options, look);
-                tokio::spawn(line::run(kubernetes, received, pace(KUBERNETES_INTERVAL), tell));
+                if let Some(kubernetes) = Kubernetes::start(cluster, pool, options, look) {
+                    tokio::spawn(line::run(kubernetes, received, pace(KUBERNETES_INTERVAL), tell));
+                }
             }
         }
-        Engine { jobs: Jobs::new(kind.name()), calls, is_list_wanted }
+        Engine { jobs: Jobs::new(name.kind().name()), calls, is_list_wanted, tokens: BTreeMap::new() }
     }
 }
 
@@ -213,16 +224,16 @@ impl ClusterState {
         if self.engines.pools.is_empty() {
             return;
         }
-        let mut wanted: BTreeMap<EngineKind, BTreeMap<String, Wanted>> = BTreeMap::new();
+        let mut wanted: BTreeMap<EngineName, BTreeMap<String, Wanted>> = BTreeMap::new();
         let mut impossible = Vec::new();
         for allocation in self.allocations.open() {
             let Some(pool) = self.engines.pools.get(&allocation.pool) else { continue };
-            let kind = pool.engine.kind();
+            let name = pool.engine_name();
             let placed = allocation.placed.as_ref().and_then(|placed| placed.shares.first());
-            let placed = placed.and_then(|share| self.engines.job_of(kind, &allocation.id, &share.agent));
+            let placed = placed.and_then(|share| self.engines.job_of(name.kind(), &allocation.id, &share.agent));
             match self.shape_of(allocation) {
                 Some(Shape { nodes, .. }) => {
-                    let wanted = wanted.entry(kind).or_default();
+                    let wanted = wanted.entry(name).or_default();
                     wanted.insert(allocation.id.clone(), Wanted { nodes, placed });
                 }
                 None if placed.is_some() => {}
@@ -234,26 +245,34 @@ impl ClusterState {
             let why = format!("{slots} slots cannot be shared out evenly over the nodes of pool {pool}");
             self.deny(&name, &why, outbox);
         }
-        let kinds: Vec<EngineKind> = self.engines.running.keys().copied().collect();
-        for kind in kinds {
-            let wanted = wanted.remove(&kind).unwrap_or_default();
-            let actions = self.engines.running.get_mut(&kind).map(|engine| engine.jobs.reconcile(&wanted, now()));
-            self.fulfil(kind, actions.unwrap_or_default(), outbox);
+        let names: Vec<EngineName> = self.engines.running.keys().cloned().collect();
+        for name in names {
+            let wanted = wanted.remove(&name).unwrap_or_default();
+            let actions = self.engines.running.get_mut(&name).map(|engine| {
+                engine.tokens.retain(|allocation, _| wanted.contains_key(allocation));
+                engine.jobs.reconcile(&wanted, now())
+            });
+            self.fulfil(&name, actions.unwrap_or_default(), outbox);
         }
     }
 
     /// An engine has answered.
-    pub(super) fn engine_answered(&mut self, kind: EngineKind, answer: Answer, outbox: &mut Outbox) {
-        let (moment, engine) = (now(), kind.name());
+    pub(super) fn engine_answered(&mut self, name: &EngineName, answer: Answer, outbox: &mut Outbox) {
+        let (moment, engine) = (now(), name.kind().name());
         if let Answer::Submitted(allocation, answer) = &answer {
             match answer {
                 Ok(job) => tracing::info!(allocation, %job, "submitted a job to {engine}"),
-                Err(why) => self.submission_failed(kind, allocation, why, outbox),
+                Err(why) => self.submission_failed(name.kind(), allocation, why, outbox),
             }
         }
-        let Some(Engine { jobs, .. }) = self.engines.running.get_mut(&kind) else { return };
+        let Some(Engine { jobs, tokens, .. }) = self.engines.running.get_mut(name) else { return };
         let actions = match answer {
-            Answer::Submitted(allocation, answer) => jobs.submitted(&allocation, answer, moment),
+            Answer::Submitted(allocation, answer) => {
+                if answer.is_ok() {
+                    tokens.remove(&allocation);
+                }
+                jobs.submitted(&allocation, answer, moment)
+            }
             Answer::Listed(answer) => {
                 if let Err(why) = &answer {
                     tracing::warn!(why, "{engine} does not list its jobs");
@@ -261,7 +280,7 @@ impl ClusterState {
                 jobs.listed(answer, moment)
             }
         };
-        self.fulfil(kind, actions, outbox);
+        self.fulfil(name, actions, outbox);
         self.note_reasons_of_engines();
     }
 
@@ -288,13 +307,13 @@ impl ClusterState {
     }
 
     /// Does what follows for an engine's jobs.
-    fn fulfil(&mut self, kind: EngineKind, actions: Vec<JobAction>, outbox: &mut Outbox) {
+    fn fulfil(&mut self, engine: &EngineName, actions: Vec<JobAction>, outbox: &mut Outbox) {
         for action in actions {
             match action {
-                JobAction::Submit { allocation } => self.submit(kind, &allocation, outbox),
+                JobAction::Submit { allocation } => self.submit(engine, &allocation, outbox),
                 JobAction::Cancel { job } => {
-                    tracing::info!(%job, "cancelling a job of {}", kind.name());
-                    outbox.after_commit(Action::Engine(kind, Call::Cancel(job)));
+                    tracing::info!(%job, "cancelling a job of {}", engine.kind().name());
+                    outbox.after_commit(Action::Engine(engine.clone(), Call::Cancel(job)));
                 }
                 JobAction::Leave { agent, why } => outbox.order(&agent, Order::Leave { why }),
                 JobAction::Gone { allocation, why } => {
@@ -309,12 +328,12 @@ impl ClusterState {
                 }
             }
         }
-        if let Some(engine) = self.engines.running.get(&kind) {
+        if let Some(engine) = self.engines.running.get(engine) {
             engine.is_list_wanted.store(engine.jobs.wants_list(), Ordering::Relaxed);
         }
     }
 
-    fn submit(&mut self, kind: EngineKind, name: &str, outbox: &mut Outbox) {
+    fn submit(&mut self, engine: &EngineName, name: &str, outbox: &mut Outbox) {
         let found = self.allocations.get(name).and_then(|allocation| {
             let Terms { slurm, environment, owner, title } = self.terms_in_engine(allocation)?;
             let Shape { nodes, slots_per_node } = self.shape_of(allocation)?;
@@ -330,20 +349,26 @@ impl ClusterState {
                 arguments: slurm.sbatch_args.clone(),
                 container: Container::of(environment, slots_per_node > 0),
                 excluded: excluded.into_iter().collect(),
-                token: random::token(),
+                token: String::new(),
             };
             Some((owner.id, gang))
         });
-        let Some((user, gang)) = found else {
+        let Some((user, mut gang)) = found else {
             let why = "what it runs is not known any more".to_owned();
-            if let Some(engine) = self.engines.running.get_mut(&kind) {
+            if let Some(engine) = self.engines.running.get_mut(engine) {
                 engine.jobs.submitted(name, Err(why), now());
             }
             return;
         };
-        let session = TaskSession { token_hash: token_hash(&gang.token), user, allocation: name.to_owned() };
-        outbox.decision.sessions.push(session);
-        outbox.after_commit(Action::Engine(kind, Call::Submit(Box::new(gang))));
+        let Some(Engine { tokens, .. }) = self.engines.running.get_mut(engine) else { return };
+        gang.token = tokens.get(name).cloned().unwrap_or_else(|| {
+            let token = random::token();
+            let session = TaskSession { token_hash: token_hash(&token), user, allocation: name.to_owned() };
+            outbox.decision.sessions.push(session);
+            tokens.insert(name.to_owned(), token.clone());
+            token
+        });
+        outbox.after_commit(Action::Engine(engine.clone(), Call::Submit(Box::new(gang))));
     }
 
     /// The allocations whose agents are all there, with what each is given of them.
@@ -419,8 +444,10 @@ impl ClusterState {
     /// An agent of an engine's job is here.
     pub(super) fn bound_joined(&mut self, bound: &Bound, agent: &str) {
         let pool = self.allocations.get(&bound.allocation).map(|allocation| allocation.pool.clone());
-        if let Some(engine) = pool.and_then(|pool| self.engines.of_pool(&pool)) {
-            engine.jobs.joined(&bound.allocation, bound.node, agent);
+        let engine = pool.and_then(|pool| self.engines.of_pool(&pool));
+        if let Some(before) = engine.and_then(|engine| engine.jobs.joined(&bound.allocation, bound.node, agent)) {
+            // Whoever has the token of an allocation could bring any number of them otherwise.
+            self.agents.remove(&before, format!("agent {agent} runs on node {} of job {}", bound.node, bound.job));
         }
         self.note_reasons_of_engines();
     }
@@ -428,9 +455,9 @@ impl ClusterState {
     /// An agent of an engine's job has no connection any more: the engine may know why.
     pub(super) fn bound_left(&mut self, allocation: &str, agent: &str, outbox: &mut Outbox) {
         // One that has ended has a job no more, and which engine it was is not known.
-        for (kind, engine) in &mut self.engines.running {
+        for (name, engine) in &mut self.engines.running {
             engine.jobs.left(allocation, agent);
-            outbox.after_commit(Action::Engine(*kind, Call::Look));
+            outbox.after_commit(Action::Engine(name.clone(), Call::Look));
         }
     }
 

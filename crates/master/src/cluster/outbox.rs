@@ -12,7 +12,7 @@ use super::allocation::Signal;
 use super::{Refusal, Reply};
 use crate::clock::now;
 use crate::engines::line::Call;
-use crate::engines::options::EngineKind;
+use crate::engines::options::EngineName;
 
 /// What is done once a decision is stored.
 pub(super) enum Action {
@@ -23,7 +23,7 @@ pub(super) enum Action {
     /// Deletes the checkpoints that an experiment does not keep.
     Collect(ExperimentId),
     /// Asks an engine for something.
-    Engine(EngineKind, Call),
+    Engine(EngineName, Call),
     /// Answers a request.
     Reply(Box<dyn FnOnce() + Send>),
 }

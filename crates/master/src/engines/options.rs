@@ -39,9 +39,34 @@ pub(crate) enum EngineKind {
     Kubernetes,
 }
 
-impl EngineKind {
-    pub(crate) const ALL: [EngineKind; 2] = [EngineKind::Slurm, EngineKind::Kubernetes];
+/// Whose jobs are asked for one after the other: all those of Slurm, which is one cluster; or those of one pool of
+/// Kubernetes, so that an API server that does not answer delays no other pool.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum EngineName {
+    Slurm,
+    Kubernetes { pool: String },
+}
 
+impl EngineName {
+    pub(crate) fn kind(&self) -> EngineKind {
+        match self {
+            EngineName::Slurm => EngineKind::Slurm,
+            EngineName::Kubernetes { .. } => EngineKind::Kubernetes,
+        }
+    }
+}
+
+impl EnginePool {
+    /// The engine that runs its work.
+    pub(crate) fn engine_name(&self) -> EngineName {
+        match self.engine {
+            EngineSettings::Slurm(_) => EngineName::Slurm,
+            EngineSettings::Kubernetes(_) => EngineName::Kubernetes { pool: self.pool_name.clone() },
+        }
+    }
+}
+
+impl EngineKind {
     /// How people call it.
     pub(crate) fn name(self) -> &'static str {
         match self {

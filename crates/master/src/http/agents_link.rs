@@ -31,6 +31,8 @@ const LONGEST_MESSAGE: usize = 4 << 20;
 const LONGEST_NAME: usize = 100;
 /// How long an agent may take to say who it is.
 const HELLO: Duration = Duration::from_secs(10);
+/// How long an agent that was told to leave may take; it ends what it runs before.
+const LEAVING: Duration = Duration::from_secs(120);
 /// How the audit log shows an agent that was sent away.
 const FORBIDDEN: u16 = 403;
 
@@ -298,11 +300,16 @@ async fn converse(
 ) {
     let silence = cluster.silence();
     let mut deadline = tokio::time::Instant::now() + silence;
+    // When one that was told to leave is not waited for any more: nothing that an engine has started outlives its work.
+    let mut leave: Option<tokio::time::Instant> = None;
     loop {
         tokio::select! {
             order = orders.recv() => {
                 // The sender is gone when another connection has taken this one's place.
                 let Some(order) = order else { return };
+                if matches!(order, Order::Leave { .. }) {
+                    leave = leave.or(Some(tokio::time::Instant::now() + LEAVING));
+                }
                 if tokio::time::timeout(silence, send(socket, &order)).await.is_err() {
                     return;
                 }
@@ -324,7 +331,7 @@ async fn converse(
                     Message::Binary(_) | Message::Close(_) => return,
                 }
             }
-            () = tokio::time::sleep_until(deadline) => return,
+            () = tokio::time::sleep_until(leave.map_or(deadline, |leave| leave.min(deadline))) => return,
         }
     }
 }

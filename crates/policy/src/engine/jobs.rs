@@ -358,11 +358,14 @@ impl Jobs {
         }
     }
 
-    /// An agent of the job that counts is here.
-    pub fn joined(&mut self, allocation: &str, node: u32, agent: &str) {
-        if let Some(Record { stage: Stage::Has { agents, .. }, .. }) = self.records.get_mut(allocation) {
-            agents.insert(node, agent.to_owned());
-        }
+    /// An agent of the job that counts is here. Gives the one that was on its node, if that was another: there is one on
+    /// each, and the newest counts.
+    pub fn joined(&mut self, allocation: &str, node: u32, agent: &str) -> Option<String> {
+        let Some(Record { stage: Stage::Has { agents, .. }, .. }) = self.records.get_mut(allocation) else {
+            return None;
+        };
+        agents.retain(|other, known| *other == node || known != agent);
+        agents.insert(node, agent.to_owned()).filter(|before| before != agent)
     }
 
     /// An agent has no connection any more.

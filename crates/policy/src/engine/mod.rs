@@ -10,7 +10,7 @@
 //!
 //! - E1: a job is submitted only for an allocation that waits, and after a failed or forgotten attempt only when a list
 //!   shows none.
-//! - E2: only agents of the one job that counts are let in; the others are told to leave.
+//! - E2: only agents of the one job that counts are let in, one on each of its nodes; the others are told to leave.
 //! - E3: a job whose allocation has ended, and every second job of an allocation, is cancelled until it has ended.
 //! - E4: an allocation that waits ends with its job, and for the reason that the engine gives.
 

@@ -61,7 +61,10 @@ fn an_allocation_waits_starts_and_ends_with_its_job() {
     jobs.listed(Ok(vec![seen("7", running())]), at(6));
     let job = JobId("7".to_owned());
     jobs.admit("t.1", &job).unwrap();
-    jobs.joined("t.1", 1, "n2-7");
+    assert_eq!(jobs.joined("t.1", 1, "n9-7"), None);
+    // The newest on a node counts, and whoever comes again is nobody else.
+    assert_eq!(jobs.joined("t.1", 1, "n2-7").as_deref(), Some("n9-7"));
+    assert_eq!(jobs.joined("t.1", 1, "n2-7"), None);
     assert_eq!(jobs.reason("t.1").unwrap(), "starting: Slurm job 7 runs on n[1-2], 1 of 2 agents are here");
     assert_eq!(jobs.ready(), []);
     jobs.joined("t.1", 0, "n1-7");

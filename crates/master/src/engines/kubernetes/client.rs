@@ -42,8 +42,9 @@ const LONGEST_MESSAGE: usize = 1000;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// Nobody answered, or not in time.
-    #[error("cannot reach the API server {server}: {why}")]
-    Unreachable { server: String, why: String },
+    /// Users read it, and have no business with the server's address: the log of the master has it at the start.
+    #[error("cannot reach the API server: {0}")]
+    Unreachable(String),
     /// The server refused.
     #[error("the API server refused to {what}: {} ({})", .status.message, .status.reason)]
     Refused { what: String, status: Status },
@@ -59,7 +60,7 @@ impl Error {
     /// Whether the same call may succeed later without anybody changing anything.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
-            Error::Unreachable { .. } | Error::Unreadable { .. } | Error::Login(_) => true,
+            Error::Unreachable(_) | Error::Unreadable { .. } | Error::Login(_) => true,
             Error::Refused { status, .. } => status.is_retryable(),
         }
     }
@@ -202,13 +203,13 @@ impl Client {
             let read = serde_json::from_slice(&bytes);
             read.map_err(|error| Error::Unreadable { what: what.to_owned(), why: error.to_string() })
         };
-        self.in_time(asking).await
+        Client::in_time(asking).await
     }
 
-    async fn in_time<T>(&self, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    async fn in_time<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         tokio::time::timeout(PATIENCE, call)
             .await
-            .unwrap_or_else(|_| Err(self.unreachable(format_args!("no answer within {} s", PATIENCE.as_secs()))))
+            .unwrap_or_else(|_| Err(unreachable(format_args!("no answer within {} s", PATIENCE.as_secs()))))
     }
 
     /// Opens a connection and asks; the connection lives as long as what keeps it.
@@ -221,18 +222,17 @@ impl Client {
         let asking = async {
             let access = &self.access;
             let stream = TcpStream::connect((access.host.as_str(), access.port)).await;
-            let stream = stream.map_err(|error| self.unreachable(error))?;
+            let stream = stream.map_err(unreachable)?;
             let stream = TlsConnector::from(access.tls.clone()).connect(access.name.clone(), stream).await;
-            let stream = stream.map_err(|error| self.unreachable(error))?;
-            let (mut sender, connection) =
-                http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(error))?;
+            let stream = stream.map_err(unreachable)?;
+            let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(unreachable)?;
             // It ends with the request, or with `Connection`.
             let connection = Connection(tokio::spawn(async { drop(connection.await) }).abort_handle());
             let request = self.request(method, path, body)?;
-            let response = sender.send_request(request).await.map_err(|error| self.unreachable(error))?;
+            let response = sender.send_request(request).await.map_err(unreachable)?;
             Ok((response, connection))
         };
-        self.in_time(asking).await
+        Client::in_time(asking).await
     }
 
     fn request(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Request<Body>, Error> {
@@ -274,11 +274,10 @@ impl Client {
         };
         Error::Refused { what: what.to_owned(), status: status(code, &bytes) }
     }
+}
 
-    fn unreachable(&self, why: impl std::fmt::Display) -> Error {
-        let Access { host, port, .. } = &self.access;
-        Error::Unreachable { server: format!("{host}:{port}"), why: why.to_string() }
-    }
+fn unreachable(why: impl std::fmt::Display) -> Error {
+    Error::Unreachable(why.to_string())
 }
 
 /// What an answer says that is no success, whoever on the way has made it.

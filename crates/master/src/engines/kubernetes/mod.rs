@@ -28,7 +28,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::options::{EngineOptions, EnginePool, EngineSettings};
+use super::options::{EngineOptions, EngineSettings};
 use super::{Gang, ResourceManager};
 use crate::sync::lock;
 use access::Access;
@@ -38,7 +38,7 @@ pub(crate) use manifest::job_name;
 use manifest::{ALLOCATION_ANNOTATION, Place, READY, RELEASED};
 use mirror::Mirror;
 use objects::{Job, Object, Pod};
-use observed::{Observed, look, notice};
+use observed::{Observed, look};
 use settings::KubernetesSettings;
 
 /// For the first answer of an API server.
@@ -53,13 +53,13 @@ const RETRIES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
 /// Between two attempts to read a kubeconfig.
 const READ_AGAIN: Duration = Duration::from_secs(10);
 
-/// The pools of a master that are Kubernetes'.
+/// A pool of a master that is Kubernetes'.
 pub(crate) struct Kubernetes {
-    pools: BTreeMap<String, Arc<Pool>>,
-    keepers: Vec<JoinHandle<()>>,
+    pool: Arc<Pool>,
+    keeper: JoinHandle<()>,
 }
 
-/// One of them, with what is known of its Jobs.
+/// What it is, with what is known of its Jobs.
 struct Pool {
     cluster: String,
     name: String,
@@ -71,64 +71,54 @@ struct Pool {
     changes: watch::Receiver<()>,
     /// Names of Jobs that are being made.
     submitting: Mutex<BTreeSet<String>>,
+    /// Why pods of a Job, by its uid, were ended from outside: a pod that was preempted is gone soon.
+    disrupted: Mutex<BTreeMap<String, String>>,
 }
 
 impl Kubernetes {
-    /// Begins to watch. `look` is called when something has changed.
+    /// Begins to watch a pool. `look` is called when something has changed.
     pub(crate) fn start(
         cluster: &str,
+        pool: &str,
         options: &EngineOptions,
-        look: impl Fn() + Clone + Send + 'static,
-    ) -> Kubernetes {
-        let pool = |pool: &EnginePool| {
-            let EngineSettings::Kubernetes(settings) = &pool.engine else { return None };
-            let (name, settings) = (pool.pool_name.clone(), (**settings).clone());
-            Some((name.clone(), Arc::new(Pool::new(cluster, name, settings, &options.address))))
-        };
-        let pools: BTreeMap<String, Arc<Pool>> = options.pools.iter().filter_map(pool).collect();
-        let keeper = |pool: &Arc<Pool>| tokio::spawn(Arc::clone(pool).keep(look.clone()));
-        let keepers = pools.values().map(keeper).collect();
-        Kubernetes { pools, keepers }
+        look: impl Fn() + Send + 'static,
+    ) -> Option<Kubernetes> {
+        let found = options.pools.iter().find(|found| found.pool_name == pool)?;
+        let EngineSettings::Kubernetes(settings) = &found.engine else { return None };
+        let pool = Arc::new(Pool::new(cluster, pool.to_owned(), (**settings).clone(), &options.address));
+        let keeper = tokio::spawn(Arc::clone(&pool).keep(look));
+        Some(Kubernetes { pool, keeper })
     }
 }
 
 impl Drop for Kubernetes {
     fn drop(&mut self) {
-        self.keepers.iter().for_each(JoinHandle::abort);
+        self.keeper.abort();
     }
 }
 
 impl ResourceManager for Kubernetes {
     async fn submit(&self, gang: &Gang) -> Result<JobId, String> {
-        let pool = self.pools.get(&gang.pool).ok_or_else(|| format!("pool {} is not of Kubernetes", gang.pool))?;
-        pool.submit(gang).await
+        self.pool.submit(gang).await
     }
 
     async fn cancel(&self, jobs: &[JobId]) -> Result<(), String> {
         let mut failed = Vec::new();
         for JobId(name) in jobs {
-            // Only a pool of it knows it, unless none knows anything.
-            let knows = |pool: &&Arc<Pool>| {
-                pool.jobs.all().map_or(true, |jobs| jobs.iter().any(|job| job.metadata.name == *name))
-            };
-            for pool in self.pools.values().filter(knows) {
-                failed.extend(pool.delete(name).await.err());
-            }
+            failed.extend(self.pool.delete(name).await.err());
         }
         if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
     }
 
     async fn list(&self) -> Result<Vec<Seen>, String> {
-        let mut found = Vec::new();
-        for pool in self.pools.values() {
-            // It takes as long as it takes: what is not known then is not known.
-            let _ = tokio::time::timeout(FIRST_ANSWER, pool.jobs.first()).await;
-            let _ = tokio::time::timeout(FIRST_ANSWER, pool.pods.first()).await;
-            for (job, _, observed) in pool.look()? {
-                let allocation = job.metadata.annotations.get(ALLOCATION_ANNOTATION).cloned().unwrap_or_default();
-                let seen = Seen { job: JobId(job.metadata.name), allocation, phase: observed.phase };
-                found.push((job.metadata.creation_timestamp, seen));
-            }
+        // It takes as long as it takes: what is not known then is not known.
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.pool.jobs.first()).await;
+        let _ = tokio::time::timeout(FIRST_ANSWER, self.pool.pods.first()).await;
+        let mut found: Vec<(String, Seen)> = Vec::new();
+        for (job, observed) in self.pool.look()? {
+            let allocation = job.metadata.annotations.get(ALLOCATION_ANNOTATION).cloned().unwrap_or_default();
+            let seen = Seen { job: JobId(job.metadata.name), allocation, phase: observed.phase };
+            found.push((job.metadata.creation_timestamp, seen));
         }
         found.sort_by(|(one, seen), (other, others)| (one, &seen.job).cmp(&(other, &others.job)));
         Ok(found.into_iter().map(|(_, seen)| seen).collect())
@@ -145,6 +135,7 @@ impl Pool {
             pods: Mirror::new(changed),
             client: Mutex::new(None),
             submitting: Mutex::new(BTreeSet::new()),
+            disrupted: Mutex::new(BTreeMap::new()),
             changes,
             settings,
             name,
@@ -245,8 +236,8 @@ impl Pool {
         }
     }
 
-    /// All Jobs that count, with their pods and what they mean.
-    fn look(&self) -> Result<Vec<(Job, Vec<Pod>, Observed)>, String> {
+    /// All Jobs that count, with what they and their pods mean.
+    fn look(&self) -> Result<Vec<(Job, Observed)>, String> {
         let jobs = self.jobs.all()?;
         let mut pods: BTreeMap<String, Vec<Pod>> = BTreeMap::new();
         for pod in self.pods.all()? {
@@ -255,10 +246,15 @@ impl Pool {
             pods.entry(owner).or_default().push(pod);
         }
         let ready = jobs.into_iter().filter(|job| job.metadata.annotations.contains_key(READY));
+        let mut disrupted = lock(&self.disrupted);
+        let known = std::mem::take(&mut *disrupted);
         let seen = ready.map(|job| {
-            let pods = pods.remove(&job.metadata.uid).unwrap_or_default();
-            let observed = look(&job, &pods.iter().collect::<Vec<_>>(), self.settings.queue.as_deref());
-            (job, pods, observed)
+            let uid = &job.metadata.uid;
+            let pods: Vec<&Pod> = pods.get(uid).into_iter().flatten().collect();
+            let known = known.get(uid).map(String::as_str);
+            let observed = look(&job, &pods, self.settings.queue.as_deref(), known);
+            disrupted.extend(observed.disrupted.clone().map(|why| (uid.clone(), why)));
+            (job, observed)
         });
         Ok(seen.collect())
     }
@@ -276,7 +272,9 @@ impl Pool {
                 }
             }
         };
-        let selection = manifest::selection(&self.cluster, &self.name, self.namespace(&client));
+        let (access, namespace) = (client.access(), self.namespace(&client));
+        tracing::info!(pool = self.name, server = access.host, port = access.port, namespace, "a pool of Kubernetes");
+        let selection = manifest::selection(&self.cluster, &self.name, namespace);
         tokio::join!(
             self.jobs.clone().keep(client.clone(), selection.clone()),
             self.pods.clone().keep(client.clone(), selection),
@@ -302,16 +300,11 @@ impl Pool {
     /// Has gangs give back what they cannot use, and try again.
     async fn decide(&self, client: &Client, gangs: &mut Gangs) {
         let Ok(seen) = self.look() else { return };
-        for (_, pods, _) in &seen {
-            if let Some(why) = notice(&pods.iter().collect::<Vec<_>>()) {
-                tracing::debug!(pool = self.name, why, "Kubernetes is about to end a pod");
-            }
-        }
         // Kueue does it by itself.
         if self.settings.queue.is_some() {
             return;
         }
-        let seen: Vec<gangs::Gang> = seen.iter().map(|(job, _, observed)| gang_of(job, observed)).collect();
+        let seen: Vec<gangs::Gang> = seen.iter().map(|(job, observed)| gang_of(job, observed)).collect();
         for action in gangs.decide(&seen, Instant::now()) {
             let (name, change) = match &action {
                 Action::Release { name, times } => {

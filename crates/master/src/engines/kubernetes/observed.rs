@@ -25,6 +25,8 @@ pub(crate) struct Observed {
     pub ending: usize,
     /// Somebody holds it back: Kueue, or we.
     pub suspended: bool,
+    /// Why a pod of it was ended from outside, or is about to be. The pod may be gone before the Job has failed.
+    pub disrupted: Option<String>,
 }
 
 impl Observed {
@@ -36,18 +38,20 @@ impl Observed {
     }
 }
 
-/// Looks at a Job and its pods. `queue` is the Kueue queue, if it is in one.
-pub(crate) fn look(job: &Job, pods: &[&Pod], queue: Option<&str>) -> Observed {
+/// Looks at a Job and its pods. `queue` is the Kueue queue, if it is in one, and `known` what was `disrupted` before.
+pub(crate) fn look(job: &Job, pods: &[&Pod], queue: Option<&str>, known: Option<&str>) -> Observed {
     let mut pods = pods.to_vec();
     pods.sort_by_key(|pod| index(pod));
     let alive = || pods.iter().copied().filter(|pod| !is_over(pod) && pod.metadata.deletion_timestamp.is_none());
+    let disrupted = known.map(str::to_owned).or_else(|| disrupted(job, &pods));
     Observed {
-        phase: phase(job, &pods, queue),
+        phase: phase(job, &pods, queue, disrupted.as_deref()),
         placed: alive().filter(|pod| !pod.spec.node_name.is_empty()).count(),
         wanted: job.spec.completions as usize,
         pods: pods.len(),
         ending: pods.len() - alive().count(),
         suspended: job.spec.suspend,
+        disrupted,
     }
 }
 
@@ -60,13 +64,13 @@ fn is_over(pod: &Pod) -> bool {
     matches!(pod.status.phase.as_str(), "Succeeded" | "Failed")
 }
 
-fn phase(job: &Job, pods: &[&Pod], queue: Option<&str>) -> Phase {
+fn phase(job: &Job, pods: &[&Pod], queue: Option<&str>, disrupted: Option<&str>) -> Phase {
     let conditions = &job.status.conditions;
     if holding(conditions, "Complete").is_some() {
         return Phase::Ended { why: "all its pods have ended in order".to_owned(), in_order: true };
     }
     if let Some(failed) = holding(conditions, "Failed") {
-        return Phase::Ended { why: why_failed(failed, pods), in_order: false };
+        return Phase::Ended { why: why_failed(failed, pods, disrupted), in_order: false };
     }
     let ending = holding(conditions, "FailureTarget");
     if ending.is_some() || job.metadata.deletion_timestamp.is_some() {
@@ -74,7 +78,7 @@ fn phase(job: &Job, pods: &[&Pod], queue: Option<&str>) -> Phase {
         let left: Vec<&Pod> = pods.iter().copied().filter(|pod| !is_over(pod)).collect();
         let all_lost = !left.is_empty() && left.iter().all(|pod| is_lost(pod));
         return match (all_lost, ending) {
-            (true, Some(ending)) => Phase::Ended { why: why_failed(ending, pods), in_order: false },
+            (true, Some(ending)) => Phase::Ended { why: why_failed(ending, pods, disrupted), in_order: false },
             _ => Phase::Ending,
         };
     }
@@ -153,20 +157,28 @@ fn is_lost(pod: &Pod) -> bool {
         && disruption(pod).is_some_and(|condition| condition.reason == "DeletionByTaintManager")
 }
 
-/// Whether the cluster has said that it will end a pod of the Job, and why.
-pub(crate) fn notice(pods: &[&Pod]) -> Option<String> {
-    pods.iter().find(|pod| !is_over(pod) && disruption(pod).is_some()).map(|pod| why_over(pod))
+/// Why the cluster or somebody ends a pod of a Job that would have run on.
+fn disrupted(job: &Job, pods: &[&Pod]) -> Option<String> {
+    if let Some(pod) = pods.iter().find(|pod| disruption(pod).is_some()) {
+        return Some(why_over(pod));
+    }
+    // Those of a Job that ends, or gives its nodes back, are deleted with it; it ends when one of them has failed.
+    let ends = |kind| holding(&job.status.conditions, kind).is_some();
+    let runs = !job.spec.suspend && job.metadata.deletion_timestamp.is_none();
+    let runs = runs && !["FailureTarget", "SuccessCriteriaMet", "Failed", "Complete"].into_iter().any(ends);
+    let runs = runs && pods.iter().all(|pod| pod.status.phase != "Failed");
+    let deleted = pods.iter().find(|pod| runs && !is_over(pod) && pod.metadata.deletion_timestamp.is_some())?;
+    Some(of_pod(deleted, "deleted"))
 }
 
 /// Why a Job failed: what its pods say, or else what the Job does.
-fn why_failed(condition: &Condition, pods: &[&Pod]) -> String {
+fn why_failed(condition: &Condition, pods: &[&Pod], disrupted: Option<&str>) -> String {
     // Whoever was disrupted comes first: the others failed because of it.
     let of_pods = || {
-        let disrupted = pods.iter().find(|pod| disruption(pod).is_some());
         let failed =
             || pods.iter().find(|pod| pod.status.phase == "Failed" && ended(pod).is_some_and(|end| !is_by_signal(end)));
         let any = || pods.iter().find(|pod| pod.status.phase == "Failed");
-        disrupted.or_else(failed).or_else(any).map(|pod| why_over(pod))
+        disrupted.map(str::to_owned).or_else(|| failed().or_else(any).map(|pod| why_over(pod)))
     };
     match condition.reason.as_str() {
         "BackoffLimitExceeded" | "FailedIndexes" | "MaxFailedIndexesExceeded" => {
@@ -208,6 +220,10 @@ fn why_over(pod: &Pod) -> String {
         (None, None) if pod.status.reason.is_empty() => "it failed".to_owned(),
         (None, None) => format!("{}: {}", pod.status.reason, pod.status.message),
     };
+    of_pod(pod, &why)
+}
+
+fn of_pod(pod: &Pod, why: &str) -> String {
     let on = if pod.spec.node_name.is_empty() { String::new() } else { format!(" on {}", pod.spec.node_name) };
     shown(&format!("pod {}{on}: {why}", pod.metadata.name))
 }
@@ -249,7 +265,7 @@ mod tests {
     }
 
     fn phase_of(job: &Job, pods: &[Pod]) -> Phase {
-        look(job, &pods.iter().collect::<Vec<_>>(), None).phase
+        look(job, &pods.iter().collect::<Vec<_>>(), None, None).phase
     }
 
     fn text_of(job: &Job, pods: &[Pod]) -> String {
@@ -322,14 +338,37 @@ mod tests {
             text_of(&failing, std::slice::from_ref(&lost)).starts_with("ended false: pod j-0 on n1: its node is lost")
         );
         assert_eq!(phase_of(&failing, &[lost.clone(), running(1, "n2")]), Phase::Ending, "the other one still ends");
-        assert!(notice(&[&lost]).is_some() && notice(&[&running(1, "n2")]).is_none());
+    }
+
+    #[test]
+    fn who_ended_a_pod_is_known_when_the_pod_is_gone() {
+        let deleted: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "j-1", "deletionTimestamp": "2026-11-19T00:00:00Z"}, "spec": {"nodeName": "n1"},
+            "status": {"phase": "Running"}}))
+        .unwrap();
+        let seen = |job: &Job, pods: &[&Pod], known: Option<&str>| look(job, pods, None, known);
+        let (runs, other) = (of(json!({})), running(0, "n2"));
+        assert_eq!(seen(&runs, &[&other], None).disrupted, None);
+        let why = seen(&runs, &[&other, &deleted], None).disrupted.unwrap();
+        assert_eq!(why, "pod j-1 on n1: deleted");
+        let failed = of(condition("Failed", "BackoffLimitExceeded"));
+        let ended = Phase::Ended { why: why.clone(), in_order: false };
+        assert_eq!(seen(&failed, &[], Some(&why)).phase, ended);
+        // Those that end with their Job are not why it ends.
+        let failing = of(condition("FailureTarget", "BackoffLimitExceeded"));
+        let suspended = job(&json!({"spec": {"completions": 2, "suspend": true}}));
+        for ending in [&failing, &failed, &suspended] {
+            assert_eq!(seen(ending, &[&deleted], None).disrupted, None);
+        }
+        let crashed = ended_with(0, json!({"exitCode": 1, "reason": "Error"}));
+        assert_eq!(seen(&runs, &[&crashed, &deleted], None).disrupted, None);
     }
 
     #[test]
     fn a_gang_is_incomplete_when_it_holds_nodes_and_waits_for_more() {
         let waiting = |number| pod(number, "", json!({"phase": "Pending"}));
         let is_incomplete =
-            |job: &Job, pods: [Pod; 2]| look(job, &pods.iter().collect::<Vec<_>>(), None).is_incomplete();
+            |job: &Job, pods: [Pod; 2]| look(job, &pods.iter().collect::<Vec<_>>(), None, None).is_incomplete();
         assert!(is_incomplete(&of(json!({})), [running(0, "n"), waiting(1)]));
         assert!(!is_incomplete(&of(json!({})), [waiting(0), waiting(1)]), "it holds nothing");
         assert!(!is_incomplete(&of(json!({})), [running(0, "n"), running(1, "n")]));
@@ -340,7 +379,7 @@ mod tests {
         assert!(!is_incomplete(&of(json!({})), [running(0, "n"), deleted]), "it ran, and is being ended");
         let held = job(&json!({"spec": {"completions": 2, "suspend": true}}));
         assert!(!is_incomplete(&held, [running(0, "n"), waiting(1)]), "it is giving them back");
-        let kueue = look(&held, &[], Some("team")).phase;
+        let kueue = look(&held, &[], Some("team"), None).phase;
         assert_eq!(kueue, Phase::Waiting { reason: "Kueue has not admitted it to queue team".to_owned() });
     }
 

@@ -28,6 +28,7 @@ NEEDED = {
     "e2e": ("build", "wheel"),
     "frameworks": ("build", "frameworks"),
     "ha": ("build", "determined"),
+    "kubernetes": ("build", "determined"),
     "managed": ("build", "determined", "frameworks"),
     "ordinary": ("build", "determined", "frameworks"),
 }

@@ -12,12 +12,14 @@ skipped, and say so.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +31,7 @@ from conftest import ROOT, Runner, Running
 
 NAMESPACE = "training"
 ROLE = ROOT / "deploy" / "kubernetes" / "role.yaml"
+Json = dict[str, Any]
 PARTS = ("control_plane.py", "kubelet_standin.py")
 
 
@@ -54,6 +57,7 @@ class KubernetesCluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.nodes: dict[str, Running] = {}
+        self.restarted: list[Running] = []
         self._parts = parts()
         self._run = Runner()
 
@@ -76,14 +80,17 @@ class KubernetesCluster:
 
     def stop(self) -> None:
         """End nodes, their pods' processes and the control plane."""
-        for node in self.nodes.values():
-            node.kill_tree()
+        for started in [*self.nodes.values(), *self.restarted]:
+            started.kill_tree()
         self._script("control_plane.py", "stop", str(self.folder), timeout=60)
 
-    def start_node(self, name: str, *options: str) -> None:
-        """Start a node."""
+    def start_node(
+        self, name: str, *options: str, within: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a node; `within` is a command that runs it, and its pods have its environment."""
         words = (name, f"--kubeconfig={self.folder}/kubeconfig", f"--folder={self.folder}/nodes", *options)
-        self.nodes[name] = self._run.start(sys.executable, self._parts / "kubelet_standin.py", *words)
+        command = (*within, sys.executable, self._parts / "kubelet_standin.py", *words)
+        self.nodes[name] = self._run.start(*command, env=env)
 
     def kubectl(self, *words: str, stdin: str | None = None) -> str:
         """Run kubectl as the administrator, to its end; what it printed."""
@@ -95,6 +102,19 @@ class KubernetesCluster:
     def create(self, manifest: object) -> None:
         """Create an object in the namespace of the tests."""
         self.kubectl("create", "--namespace", NAMESPACE, "--filename=-", stdin=json.dumps(manifest))
+
+    def create_urgent_class(self) -> None:
+        """Let pods say that they are more important than others."""
+        group = "scheduling.k8s.io/v1"
+        urgent = {"apiVersion": group, "kind": "PriorityClass", "metadata": {"name": "urgent"}, "value": 1000}
+        self.kubectl("apply", "--filename=-", stdin=json.dumps(urgent))
+
+    def bind(self, pod: str, node: str) -> None:
+        """Give a pod its node, as the scheduler does."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod}, "target": target}
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}/binding"
+        self.kubectl("create", f"--raw={path}", "--filename=-", stdin=json.dumps(binding))
 
     def objects(self, kind: str) -> list[dict[str, Any]]:
         """All objects of a kind in the namespace of the tests, the oldest first."""
@@ -112,27 +132,57 @@ class KubernetesCluster:
         path.write_text(json.dumps(config))
         return path
 
-    def restart_api_server(self) -> None:
-        """Kill the API server and start it again as it was; everybody's watches end."""
-        [server] = [one for one in psutil.process_iter() if self._is_api_server(one)]
-        command = server.cmdline()
-        server.kill()
-        server.wait(10)
-        self.nodes["API server"] = self._run.start(*command, cwd=self.folder)
+    def kill(self, program: str) -> list[str]:
+        """Kill a process of the control plane, such as `kube-apiserver`, without a chance to tidy up; its command."""
+        [found] = [one for one in psutil.process_iter() if self._is_ours(one, program)]
+        command: list[str] = found.cmdline()
+        found.kill()
+        found.wait(10)
+        return command
 
-    def _is_api_server(self, process: psutil.Process) -> bool:
+    def start(self, command: list[str]) -> None:
+        """Start a process of the control plane again as it was."""
+        self.restarted.append(self._run.start(*command, cwd=self.folder))
+
+    def restart_api_server(self) -> None:
+        """Kill the API server and start it again; everybody's watches end."""
+        self.start(self.kill("kube-apiserver"))
+
+    def _is_ours(self, process: psutil.Process, program: str) -> bool:
         try:
             words = process.cmdline()
         except psutil.Error:
             return False
-        return bool(words) and words[0].endswith("/kube-apiserver") and f"--cert-dir={self.folder}/certs" in words
+        return bool(words) and words[0].endswith(f"/{program}") and any(str(self.folder) in word for word in words)
 
-    def logs(self) -> str:
-        """What the pods have said."""
-        return "".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in self._pod_logs())
+    def answers(self) -> bool:
+        """Whether the API server is ready."""
+        command = [self._tool("kubectl"), f"--kubeconfig={self.folder}/kubeconfig", "get", "--raw=/readyz"]
+        return subprocess.run(command, capture_output=True, check=False, timeout=60).returncode == 0
 
-    def _pod_logs(self) -> Iterator[Path]:
-        yield from sorted((self.folder / "nodes").glob("*/logs/*/*.log"))
+    def compact(self) -> None:
+        """Have etcd forget all that was before now."""
+        [etcd] = [one for one in psutil.process_iter() if self._is_ours(one, "etcd")]
+        [url] = [word.partition("=")[2] for word in etcd.cmdline() if word.startswith("--listen-client-urls=")]
+
+        def ask(path: str, body: Json) -> Json:
+            request = urllib.request.Request(f"{url}/v3/kv/{path}", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return dict(json.load(answer))
+
+        found = ask("range", {"key": base64.b64encode(b"nothing").decode()})
+        ask("compaction", {"revision": found["header"]["revision"], "physical": True})
+
+    def forget(self, name: str) -> None:
+        """End a node for good. Nobody else ends what it ran: all pods are forgotten, too."""
+        self.nodes.pop(name).kill_tree()
+        self.kubectl("delete", "node", name)
+        self.kubectl("delete", "pods", "--all", "--namespace", NAMESPACE, "--grace-period=0", "--force")
+
+    def logs(self, beginning: str = "") -> str:
+        """What the pods have said whose names begin so."""
+        paths = sorted((self.folder / "nodes").glob(f"*/logs/*/{beginning}*.log"))
+        return "".join(f"--- {path.name}\n{path.read_text()[-5000:]}" for path in paths)
 
     def _tool(self, name: str) -> Path:
         """Where the control plane's programs were unpacked."""

@@ -1,0 +1,40 @@
+"""The cluster that these tests share, and a master for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import Runner
+from managed.conftest import det, determined, follow, settings  # noqa: F401
+
+from .cluster import KubernetesCluster
+from .site import Site, site
+
+NODES = [f"node-{number}" for number in range(1, 5)]
+
+
+@pytest.fixture(scope="session")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesCluster]:
+    """Four nodes with a processor each, for one test after the other."""
+    with KubernetesCluster(tmp_path_factory.mktemp("kubernetes") / "cluster") as cluster:
+        for name in NODES:
+            # One address: ranks of pods with loopback addresses of their own listen on 127.0.0.1 alone.
+            cluster.start_node(name, "--cpu=1", "--ip=127.0.0.1")
+        yield cluster
+
+
+@pytest.fixture
+def pool(
+    kubernetes: KubernetesCluster,
+    run: Runner,
+    instep: Path,
+    forked: Path,
+    tmp_path: Path,
+    wait_until: Callable[..., None],
+) -> Iterator[Site]:
+    """A master for them, whose ranks have torch imported already."""
+    with site(kubernetes, run, instep, forked, tmp_path, wait_until) as made:
+        yield made

@@ -79,7 +79,7 @@ def test_commands_with_det(cluster: Cluster, det: Commands, tmp_path: Path) -> N
     assert "RUNNING" in described
     det(f"cmd kill {task}")
     wait_for(cluster, task, "STATE_TERMINATED")
-    assert command(cluster, task)["exitStatus"] == "it was stopped on request"
+    assert command(cluster, task)["exitStatus"] == "it was stopped: user determined wants it to end"
     assert "determined wants it to end" in written(cluster, task)
 
 

@@ -145,6 +145,11 @@ def test_searcher_metric_that_is_never_reported(run: Runner, instep: Path, clust
     named = int(said.stderr.rpartition("instep trial logs ")[2].strip(" `\n"))
     ran = [trial["id"] for trial in cluster.trials(3) if trial["firstRunTime"]]
     assert named in ran and len(ran) < len(cluster.trials(3)), said
+    why = f"its search failed on trial {named}: a validation has no searcher metric `x`, only accuracy"
+    assert f"error: experiment 3 failed: {why}\n" in said.stderr, said
+    assert "on request" not in said.stderr and "more failed" not in said.stderr, said
+    assert why in ours(run, instep, cluster, "experiment", "describe", "3").stdout
+    assert f"it was stopped: {why}" in ours(run, instep, cluster, "trial", "describe", str(named)).stdout
     waited = next(trial["id"] for trial in cluster.trials(3) if not trial["firstRunTime"])
     assert ours(run, instep, cluster, "trial", "logs", str(waited)).stderr == "no log lines\n"
 

@@ -337,12 +337,17 @@ fn print_one(client: &Client, experiment: &Experiment) -> anyhow::Result<()> {
         let trial = experiment.best_trial_id.map(|id| format!(" (trial {id})")).unwrap_or_default();
         format!("{} {}{trial}", experiment.searcher_metric, shown::number(value))
     });
+    let failed = match experiment.state {
+        State::Error => outcome::failure(client, experiment.id).sentence,
+        _ => String::new(),
+    };
     table::fields(&[
         ("Experiment", experiment.id.to_string()),
         ("Name", experiment.name.clone()),
         ("Description", experiment.description.clone()),
         ("Labels", shown::list(&experiment.labels)),
         ("State", shown::state(experiment.state)),
+        ("Failed", failed),
         ("Progress", shown::progress(experiment.progress)),
         ("Owner", experiment.username.clone()),
         ("Project", format!("{}/{}", experiment.workspace_name, experiment.project_name)),

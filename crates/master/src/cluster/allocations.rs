@@ -34,14 +34,15 @@ pub(super) struct Reservation {
     pub trial: Option<TrialId>,
 }
 
-/// How an allocation ended, for people.
-fn sentence(end: &End, why: Option<&str>) -> String {
+/// How an allocation ended, for people; `why` is what its first failed rank said, `stopped_for` what it was stopped for.
+fn sentence(end: &End, why: Option<&str>, stopped_for: Option<&str>) -> String {
     match end {
         End::Exited { code: 0 } => "it exited successfully: all of it ended with exit code 0".to_owned(),
         End::Exited { code } => {
             why.map_or_else(|| format!("it failed with exit code {code}"), |why| format!("{why} (exit code {code})"))
         }
-        End::Killed => "it was stopped on request".to_owned(),
+        End::Killed => stopped_for
+            .map_or_else(|| "it was stopped".to_owned(), |stopped_for| format!("it was stopped: {stopped_for}")),
         End::NotStarted { why } => format!("it could not be started: {why}"),
         End::Lost { why } => format!("it was lost: {why}"),
         End::Impossible { why } => why.clone(),
@@ -103,7 +104,7 @@ impl Allocations {
 
     /// Ends one in the queue that may not start.
     pub(super) fn deny(&mut self, name: &str, end: End, outbox: &mut Outbox) {
-        self.withdraw(name, sentence(&end, None), outbox);
+        self.withdraw(name, sentence(&end, None, None), outbox);
         if let Some(allocation) = self.live.get_mut(name) {
             allocation.end = Some(end);
         }
@@ -260,12 +261,14 @@ impl Allocations {
                 Step::EndOthers { why } => self.stop(name, GANG_GRACE_SECONDS, &why, outbox),
                 Step::Over(end) => {
                     let allocation = self.live.get_mut(name)?;
+                    let is_stopped = allocation.state == AllocationState::Terminating;
+                    let stopped_for = is_stopped.then_some(allocation.reason.as_str());
+                    allocation.reason = sentence(&end, allocation.why.as_deref(), stopped_for);
                     allocation.state = AllocationState::Terminated;
                     allocation.ended_at = Some(moment);
                     if let Some(usage) = allocation.usage() {
                         self.goodput.add(&usage);
                     }
-                    allocation.reason = sentence(&end, allocation.why.as_deref());
                     allocation.end = Some(end.clone());
                     event = Some(AllocationEvent::Ended { end });
                 }

@@ -315,8 +315,9 @@ impl<S: Searcher> Experiment<S> {
                 Ok(actions) => actions.into_iter().for_each(|action| self.follow(action, now, out)),
                 Err(error) => {
                     let text = format!("the experiment fails: {error}");
+                    let trial = concerned.as_ref().and_then(|alias| self.trials.get(&self.by_alias(alias)?)?.id);
                     concerned.iter().for_each(|request| self.note_for(request, LogLevel::Error, text.clone(), out));
-                    self.stop(State::StoppingError, &format!("its search encountered error: {error}"), now, out);
+                    self.stop(State::StoppingError, &search_failed(trial, &error.to_string()), now, out);
                 }
             }
         }
@@ -422,6 +423,16 @@ fn manner_of(stopping: State) -> Manner {
     match stopping {
         State::StoppingKilled | State::StoppingError => Manner::AtOnce,
         _ => Manner::Gently,
+    }
+}
+
+/// Why all trials end with a search that cannot decide: their own reasons begin with it, and clients look for it there.
+fn search_failed(trial: Option<i32>, error: &str) -> String {
+    // A hint after it belongs to whoever reads the log.
+    let error = error.lines().next().unwrap_or_default();
+    match trial {
+        Some(trial) => format!("its search failed on trial {trial}: {error}"),
+        None => format!("its search failed: {error}"),
     }
 }
 

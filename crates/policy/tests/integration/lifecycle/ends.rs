@@ -155,7 +155,12 @@ fn an_error_of_the_search_ends_everything() {
     let Effect::Note { text, .. } = &effects[0] else { panic!("{effects:?}") };
     assert_eq!(text, "the experiment fails: no such metric", "in the log of the trial that reported");
     let Effect::ExperimentState { why, .. } = &effects[1] else { panic!("{effects:?}") };
-    assert_eq!(why, "its search encountered error: no such metric");
+    assert_eq!(why, "its search failed on trial 1: no such metric");
+    let stopped = effects.iter().filter_map(|effect| match effect {
+        Effect::Withdraw { why, .. } | Effect::Kill { why, .. } => Some(why),
+        _ => None,
+    });
+    assert!(stopped.eq([why, why]), "every run that is stopped says the same: {effects:?}");
     let effects = life.on(Event::Ended { run: run("r2", 1), end: End::Killed });
     assert_eq!(brief(&effects), ["trial Error", "experiment Error", "collect"]);
 }

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from conftest import Runner, WaitUntil
@@ -82,6 +86,21 @@ def test_without_a_master_the_script_runs_alone(run: Runner, python: Path, setti
     assert (tmp_path / "storage" / stdout.strip() / "model").read_text() == "x"
 
 
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """Answer whatever comes with the same bytes; gives the port."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
 def test_a_master_that_cannot_be_reached_is_an_error_with_a_hint(run: Runner, python: Path, settings: Settings) -> None:
     for variable in ("INSTEP_MASTER", "DET_MASTER"):
         environment = {**settings, "INSTEP_MASTER": None, variable: "127.0.0.1:1"}
@@ -89,6 +108,17 @@ def test_a_master_that_cannot_be_reached_is_an_error_with_a_hint(run: Runner, py
         assert "MasterUnreachable: cannot reach the master at http://127.0.0.1:1" in stderr
         assert f"hint: {variable} is '127.0.0.1:1'; start a master there with `instep up --port 1`" in stderr
         assert "During handling" not in stderr and "direct cause" not in stderr, "one traceback is enough"
+    others = (
+        # An alert of TLS: this master encrypts connections.
+        ("http", b"\x15\x03\x01\x00\x02\x02\x0a", "its address begins with https://"),
+        ("https", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "its address begins with http://"),
+        ("http", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "name another master, or unset"),
+    )
+    for scheme, answer, hint in others:
+        with answering(answer) as port:
+            environment = {**settings, "INSTEP_MASTER": f"{scheme}://127.0.0.1:{port}"}
+            _, stderr = python_code(run, python, environment, "instep.core.init()", status=1)
+        assert stderr.count("hint: ") == 1 and hint in stderr and "instep up" not in stderr, stderr
     wrong = {**settings, "DET_USER": "nobody", "DET_PASS": "x"}
     _, stderr = python_code(run, python, wrong, "instep.core.init()", status=1)
     assert "cannot log in" in stderr

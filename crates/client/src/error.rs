@@ -67,7 +67,7 @@ impl Error {
     }
 
     /// Whether somebody answers there whose certificate is not trusted.
-    pub fn is_distrust(&self) -> bool {
+    fn is_distrust(&self) -> bool {
         let Error::Unreachable { source, .. } = self else { return false };
         match source.as_ref() {
             ureq::Error::Io(error) => error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()),
@@ -77,12 +77,12 @@ impl Error {
     }
 
     /// Whether the answer may be that of a master which encrypts connections, to somebody who does not.
-    pub fn may_want_encryption(&self) -> bool {
+    fn may_want_encryption(&self) -> bool {
         matches!(self, Error::Protocol { address, what } if !address.is_encrypted() && what.contains("http parse fail"))
     }
 
     /// Whether the answer is that of a master which does not encrypt connections, to somebody who does.
-    pub fn may_want_no_encryption(&self) -> bool {
+    fn may_want_no_encryption(&self) -> bool {
         let Error::Unreachable { source, .. } = self else { return false };
         let broken = |error: &rustls::Error| matches!(error, rustls::Error::InvalidMessage(_));
         match source.as_ref() {
@@ -100,6 +100,23 @@ impl Error {
             // The standard library has no kind for it.
             ureq::Error::Io(error) => error.to_string().contains("failed to lookup address information"),
             _ => false,
+        }
+    }
+
+    /// What to do where the address or the certificates are wrong: somebody answers there.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            _ if self.may_want_no_encryption() => {
+                Some("if the master does not encrypt connections, its address begins with http://")
+            }
+            _ if self.is_distrust() => Some(
+                "set INSTEP_MASTER_CERT_FILE to a file with the master's certificate (--tls-self-signed creates \
+                 master.cert.pem next to its database)",
+            ),
+            _ if self.may_want_encryption() => {
+                Some("if the master encrypts connections, its address begins with https://")
+            }
+            _ => None,
         }
     }
 

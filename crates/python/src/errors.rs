@@ -124,9 +124,13 @@ pub(crate) fn no_such(what: &str, index: usize) -> PyErr {
     PyIndexError::new_err(format!("there is no {what} {index}"))
 }
 
-/// `MasterUnreachable`, `MasterRefused` with its status, or `ValueError` for an address that is none.
+/// `MasterUnreachable`, `MasterRefused` with its status, or `ValueError` for an address that is none; with a hint where a
+/// master answers to another kind of address.
 pub(crate) fn client(py: Python<'_>, error: &ClientError) -> PyErr {
-    let message = chain(error);
+    let mut message = chain(error);
+    if let Some(hint) = error.hint() {
+        message += &format!("\nhint: {hint}");
+    }
     let (class, status) = match error {
         ClientError::Address { .. } => return PyValueError::new_err(message),
         ClientError::Certificates { .. } => return PyOSError::new_err(message),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -50,12 +51,7 @@ def connect(address: str) -> MasterClient:
     try:
         probe.call("GET", "/api/v1/master")
     except (MasterUnreachable, MasterRefused) as error:
-        found = re.search(r":(\d+)/?$", address)
-        port = f" --port {found[1]}" if found and found[1] != "8080" else ""
-        raise MasterUnreachable(
-            f"{error}\nhint: {variable} is {address!r}; start a master there with `instep up{port}`, name another, or "
-            f"unset {variable} to run unrecorded"
-        ) from None
+        raise MasterUnreachable(with_hint(str(error), variable, address)) from None
     client = MasterClient(address, certificates=certificates, patience=PATIENCE_S)
     user = environment.get("INSTEP_USER") or environment.get("DET_USER")
     token = environment.get("INSTEP_USER_TOKEN") or (environment.get("DET_USER_TOKEN") if user else None)
@@ -73,6 +69,20 @@ def connect(address: str) -> MasterClient:
             refused.status,
         ) from refused
     return client
+
+
+def with_hint(error: str, variable: str, address: str) -> str:
+    """Say what to do about a master that does not answer, unless the error does: somebody else is there, or nobody."""
+    if "\nhint: " in error:
+        return error
+    start = ""
+    if os.strerror(errno.ECONNREFUSED) in error:
+        found = re.search(r":(\d+)/?$", address)
+        port = f" --port {found[1]}" if found and found[1] != "8080" else ""
+        start = f"start a master there with `instep up{port}`, "
+    return (
+        f"{error}\nhint: {variable} is {address!r}; {start}name another master, or unset {variable} to run unrecorded"
+    )
 
 
 def on_chief(distributed: DistributedContext, work: Callable[[], Answer]) -> Answer:

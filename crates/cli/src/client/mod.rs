@@ -241,17 +241,10 @@ fn explained(error: anyhow::Error) -> anyhow::Error {
     if error.downcast_ref::<Error>().is_some_and(|error| error.to_string().contains("\nhint: ")) {
         return error;
     }
+    if let Some(hint) = error.downcast_ref::<Error>().and_then(Error::hint) {
+        return Hinted::new(chain(error.as_ref()), hint).into();
+    }
     let hint = match error.downcast_ref::<Error>() {
-        Some(error) if error.may_want_no_encryption() => {
-            "if the master does not encrypt connections, its address begins with http://"
-        }
-        Some(error) if error.is_distrust() => {
-            "set INSTEP_MASTER_CERT_FILE to a file with the master's certificate (--tls-self-signed creates \
-             master.cert.pem next to its database)"
-        }
-        Some(error) if error.may_want_encryption() => {
-            "if the master encrypts connections, its address begins with https://"
-        }
         Some(error) if error.is_unknown_host() => {
             "check the name in --master or INSTEP_MASTER: `getent hosts NAME` shows what this machine knows of it"
         }

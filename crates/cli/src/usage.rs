@@ -11,12 +11,10 @@ const MOST_SUGGESTIONS: usize = 3;
 /// `-m ADDRESS` before the command, as `det` has it, put behind the command that takes it; as it was where none does.
 pub(crate) fn with_master_behind_the_command(program: &Command, words: Vec<OsString>) -> Vec<OsString> {
     let first = words.get(1).and_then(|word| word.to_str()).unwrap_or_default();
-    let taken = match first {
-        "-m" | "--master" => 2,
-        _ if first.starts_with("--master=") => 1,
-        _ if first.starts_with("-m") && !first.starts_with("--") => 1,
-        _ => return words,
-    };
+    let taken = words_of_master(first);
+    if taken == 0 {
+        return words;
+    }
     let command = words.get(1 + taken).and_then(|word| program.find_subcommand(word.to_str()?));
     match command.filter(|command| command.get_arguments().any(|option| option.get_long() == Some("master"))) {
         Some(_) => {
@@ -30,14 +28,32 @@ pub(crate) fn with_master_behind_the_command(program: &Command, words: Vec<OsStr
     }
 }
 
+/// How many words name the master from this one on; 0 if it is another option, or none.
+fn words_of_master(word: &str) -> usize {
+    match word {
+        "-m" | "--master" => 2,
+        _ if word.starts_with("--master=") => 1,
+        _ if word.starts_with("-m") && !word.starts_with("--") => 1,
+        _ => 0,
+    }
+}
+
 /// The command that was meant, with the commands below it: `bench collectives`. Empty when the first word is none.
 pub(crate) fn subcommand(program: &Command, words: &[String]) -> String {
     let mut names = Vec::new();
     let mut options = program;
-    for word in words {
+    let mut rest = words;
+    while let [word, after @ ..] = rest {
+        // The master may be named between the words of a command.
+        let taken = if names.is_empty() { 0 } else { words_of_master(word) };
+        if taken > 0 {
+            rest = rest.get(taken..).unwrap_or_default();
+            continue;
+        }
         let Some(found) = options.find_subcommand(word) else { break };
         options = found;
         names.push(word.as_str());
+        rest = after;
     }
     names.join(" ")
 }
@@ -298,6 +314,23 @@ mod tests {
             assert!(text.starts_with(said), "{text}");
         }
         assert!(unknown_command("status", &program, "").contains("hint: `instep experiment list` shows"));
+    }
+
+    #[test]
+    fn a_command_below_another_is_named_whole_wherever_the_master_stands() {
+        let set = Command::new("set").subcommand(Command::new("name"));
+        let program = Command::new("instep").subcommand(Command::new("e").subcommand(set));
+        for (words, expected) in [
+            ("e set name 1", "e set name"),
+            ("e -m x set name 1", "e set name"),
+            ("e --master=x set --master y name 1", "e set name"),
+            ("e -mx set", "e set"),
+            ("e -m", "e"),
+            ("-m e", ""),
+        ] {
+            let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+            assert_eq!(subcommand(&program, &words), expected, "{words:?}");
+        }
     }
 
     #[test]

@@ -251,6 +251,18 @@ def test_metrics_are_followed_to_the_end(
     ]
 
 
+def test_a_detached_experiment_that_has_ended_needs_no_stop(shell: Shell, api: Client) -> None:
+    made = make_trial(api)
+    assert "runs elsewhere" in shell("e kill 1", 1).stderr
+    assert "experiment 1 is running, not at its end" in shell("e archive 1", 1).stderr
+    finish(api, made)
+    for verb in ("kill", "cancel"):
+        assert "experiment 1 has already ended (completed)" in shell(f"e {verb} 1").stderr
+    said = shell("e pause 1", 1).stderr
+    assert "experiment 1 has ended (completed)\nhint: start its script again" in said, said
+    assert "hint: start its script again" in shell("e continue 1", 1).stderr
+
+
 def test_sessions_are_kept_for_their_owner(shell: Shell, master: Master) -> None:
     admin = master.client.login("admin")
     user = {"user": {"username": "ann", "active": True}, "password": "Abcdefg1", "isHashed": False}

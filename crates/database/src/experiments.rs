@@ -397,6 +397,12 @@ fn update_known(connection: &Connection, new: &NewExperiment) -> Result<Option<E
     Ok(id.map(ExperimentId))
 }
 
+/// What only an experiment that is over allows was asked of one in this state.
+fn still_runs(id: ExperimentId, state: State) -> Error {
+    let state = state.as_str().trim_start_matches("STATE_").replace('_', " ").to_lowercase();
+    Error::Precondition(format!("experiment {id} is {state}, not at its end"))
+}
+
 impl Database {
     /// Makes an experiment whose trials run elsewhere. With an external id that is known already, the experiment of
     /// that id is given instead, its configuration brought up to date.
@@ -483,8 +489,7 @@ impl Database {
             .write(move |connection| {
                 let current = experiment_by_id(connection, id, now)?;
                 if !current.state.is_terminal() {
-                    let what = format!("experiment {id} is in state {}, not at its end", current.state.as_str());
-                    return Err(Error::Precondition(what));
+                    return Err(still_runs(id, current.state));
                 }
                 connection.execute("UPDATE experiments SET archived = ? WHERE id = ?", params![archived, id.0])?;
                 Ok(())
@@ -518,8 +523,7 @@ impl Database {
             .write(move |connection| {
                 let current = experiment_by_id(connection, id, now)?;
                 if !current.state.is_terminal() {
-                    let what = format!("experiment {id} is in state {}, not at its end", current.state.as_str());
-                    return Err(Error::Precondition(what));
+                    return Err(still_runs(id, current.state));
                 }
                 crate::deletions::give_up_all(connection, id)?;
                 crate::deletions::give_up_tensorboard(connection, id, &cluster)?;

@@ -34,10 +34,12 @@ pub(crate) async fn carry_on(call: Call) -> Result<Json<CreateExperimentResponse
     let experiment = database.experiment(id, now()).await?;
     let refused = |what: String| Err(Failure::new(Code::FailedPrecondition, what));
     if experiment.unmanaged {
-        return refused(format!("experiment {id} runs elsewhere: the master cannot continue it"));
+        return refused(format!(
+            "experiment {id} runs elsewhere: the master cannot continue it\nhint: start its script again"
+        ));
     }
     if !experiment.state.is_terminal() {
-        let state = experiment.state.as_str();
+        let state = experiment.state.as_str().trim_start_matches("STATE_").to_lowercase();
         return refused(format!("experiment {id} has not ended ({state}): only one that has can be continued"));
     }
     let over = changes(request.override_config.as_deref().unwrap_or_default())?;

@@ -40,15 +40,21 @@ pub(super) async fn send_event(
     }
     let experiment = application.database.experiment(id, now()).await?;
     let refused = |what: String| Err(Failure::new(Code::FailedPrecondition, what));
-    if experiment.unmanaged {
-        return refused(format!("experiment {id} runs elsewhere: the master cannot tell it what to do"));
+    if experiment.unmanaged && !experiment.state.is_terminal() {
+        return refused(format!(
+            "experiment {id} runs elsewhere: the master cannot tell it what to do\nhint: end its script where it runs"
+        ));
     }
     match if_ended {
         IfEnded::Accept => Ok(()),
-        IfEnded::Refuse => refused(format!(
-            "experiment {id} has ended ({})\nhint: `instep experiment continue {id}` resumes it",
-            experiment.state.as_str().trim_start_matches("STATE_").to_lowercase()
-        )),
+        IfEnded::Refuse => {
+            let state = experiment.state.as_str().trim_start_matches("STATE_").to_lowercase();
+            let hint = match experiment.unmanaged {
+                true => "start its script again".to_owned(),
+                false => format!("`instep experiment continue {id}` resumes it"),
+            };
+            refused(format!("experiment {id} has ended ({state})\nhint: {hint}"))
+        }
     }
 }
 

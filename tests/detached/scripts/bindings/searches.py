@@ -113,14 +113,14 @@ def run_actions(session: api.Session, made: Trials) -> None:
     back = bindings.v1UnarchiveRunsRequest(projectId=made.project, runIds=[], filter=filtered(archived=True))
     assert [each.error for each in bindings.post_UnarchiveRuns(session, body=back).results] == ["", ""]
     assert archived() == [False, False]
-    # They have ended, and nobody but their own script could pause them.
+    # They have ended: there is nothing to kill, to pause or to resume.
     killed = bindings.post_KillRuns(session, body=bindings.v1KillRunsRequest(projectId=made.project, runIds=[first]))
     assert [each.error for each in killed.results] == [""]
     paused = bindings.post_PauseRuns(session, body=bindings.v1PauseRunsRequest(projectId=made.project, runIds=[first]))
     resumed = bindings.post_ResumeRuns(
         session, body=bindings.v1ResumeRunsRequest(projectId=made.project, runIds=[first])
     )
-    assert all("runs elsewhere" in each.error for each in [*paused.results, *resumed.results])
+    assert all("has ended" in each.error for each in [*paused.results, *resumed.results])
     move = bindings.v1MoveRunsRequest(
         sourceProjectId=made.project, destinationProjectId=elsewhere, runIds=[second], skipMultitrial=True
     )

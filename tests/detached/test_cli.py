@@ -263,6 +263,22 @@ def test_a_detached_experiment_that_has_ended_needs_no_stop(shell: Shell, api: C
     assert "hint: start its script again" in shell("e continue 1", 1).stderr
 
 
+def test_metrics_that_are_no_numbers_are_printed(shell: Shell, api: Client) -> None:
+    made = make_trial(api)
+    report(api, made, 1, loss=1.0)
+    report(api, made, 2, loss="abc")
+    report(api, made, 3, loss=3.0, done=True)
+    finish(api, made)
+    lines = [line.split() for line in shell("t metrics 1 -f").stdout.splitlines()]
+    assert sorted((line[1], sorted(line[3:])) for line in lines) == [
+        ("1", ["loss=1"]),
+        ("2", ["loss=abc"]),
+        ("3", ["done=true", "loss=3"]),
+    ]
+    said = shell("t metrics 1")
+    assert "not all values of done, loss are numbers" in said.stderr and "`instep trial metrics 1 -f`" in said.stderr
+
+
 def test_sessions_are_kept_for_their_owner(shell: Shell, master: Master) -> None:
     admin = master.client.login("admin")
     user = {"user": {"username": "ann", "active": True}, "password": "Abcdefg1", "isHashed": False}

@@ -11,6 +11,7 @@ use instep_api::trials::{Trial, TrialResponse};
 use instep_client::{Client, Query};
 use serde_json::Value;
 
+use super::dialog::say;
 use super::requests::api;
 use super::{shown, table};
 use crate::console;
@@ -40,6 +41,7 @@ pub(super) fn print(client: &Client, trial: TrialId, arguments: &MetricArguments
     if json {
         return table::json(&groups);
     }
+    let mut others = Vec::new();
     let mut table = table::Table::new(&["GROUP", "METRIC", "LAST", "MIN", "MAX", "MEAN", "COUNT"]);
     for (group, metrics) in &groups {
         for (name, metric) in metrics.as_object().into_iter().flatten() {
@@ -47,9 +49,16 @@ pub(super) fn print(client: &Client, trial: TrialId, arguments: &MetricArguments
             let mut cells = vec![group.clone(), name.clone()];
             cells.extend(["last", "min", "max", "mean", "count"].map(cell));
             table.row(cells);
+            if metric.get("count").is_none() {
+                others.push(name.as_str());
+            }
         }
     }
     table.print(&format!("trial {trial} has reported no metrics yet"), "wait for them with `-f`");
+    if !others.is_empty() {
+        let (names, follow) = (others.join(", "), format!("`instep trial metrics {trial} -f`"));
+        say(&format!("not all values of {names} are numbers, so there are only their last ones; {follow} prints all"));
+    }
     Ok(())
 }
 
@@ -111,7 +120,8 @@ fn follow(client: &Client, trial: TrialId, group: Option<&str>, json: bool) -> a
             .with("trialIds", trial)
             .with_some("group", group)
             .with("startBatches", seen.first_step())
-            .with("maxDatapoints", 100_000);
+            .with("maxDatapoints", 100_000)
+            .with("allValues", true);
         let answer: CompareTrialsResponse = client.get(&format!("/api/v1/trials/time-series{query}"))?;
         for metrics in answer.trials.iter().flat_map(|trial| &trial.metrics) {
             for point in &metrics.data {

@@ -135,7 +135,7 @@ impl Database {
     }
 
     /// The points of a chart: the named metrics of a group, or all of it, between two steps, thinned out to `limit`
-    /// points each.
+    /// points each. What is no number is left out.
     pub async fn chart(
         &self,
         trial: TrialId,
@@ -145,26 +145,23 @@ impl Database {
         last: i64,
         limit: usize,
     ) -> Result<Vec<DataPoint>> {
+        let steps = (first, last);
         self.executor
-            .read(move |connection| {
-                must_exist(connection, trial)?;
-                let names: BTreeSet<String> = if names.is_empty() {
-                    read::names(connection, trial, &group)?
-                } else {
-                    names.into_iter().collect()
-                };
-                let names: Vec<String> = names.into_iter().collect();
-                let mut tail = read::tail_points(connection, trial, &group, &names, (first, last))?;
-                let mut drawn: Vec<(usize, Point)> = Vec::new();
-                for (index, name) in names.iter().enumerate() {
-                    let recent = tail.remove(name).unwrap_or_default();
-                    let mut points = read::points_of(connection, trial, &group, name, (first, last), limit, recent)?;
-                    points.retain(|point| point.value.number().is_some());
-                    let values: Vec<f64> = points.iter().filter_map(|point| point.value.number()).collect();
-                    drawn.extend(thin(&values, limit).into_iter().map(|kept| (index, points[kept].clone())));
-                }
-                Ok(by_step(&names, drawn))
-            })
+            .read(move |connection| points(connection, trial, &group, names, steps, Thinned { limit, numbers: true }))
+            .await
+    }
+
+    /// What a chart has, together with the values that are no numbers.
+    pub async fn values(
+        &self,
+        trial: TrialId,
+        group: String,
+        names: Vec<String>,
+        steps: (i64, i64),
+        limit: usize,
+    ) -> Result<Vec<DataPoint>> {
+        self.executor
+            .read(move |connection| points(connection, trial, &group, names, steps, Thinned { limit, numbers: false }))
             .await
     }
 
@@ -200,6 +197,38 @@ impl Database {
 }
 
 /// The points of several metrics, each with the place of its name, as one for each step and time.
+/// How many points of a metric are shown, and whether numbers alone are.
+struct Thinned {
+    limit: usize,
+    numbers: bool,
+}
+
+/// The points of metrics of a group, or of all, between two steps.
+fn points(
+    connection: &sql::Connection,
+    trial: TrialId,
+    group: &str,
+    names: Vec<String>,
+    steps: (i64, i64),
+    thinned: Thinned,
+) -> Result<Vec<DataPoint>> {
+    must_exist(connection, trial)?;
+    let names: BTreeSet<String> =
+        if names.is_empty() { read::names(connection, trial, group)? } else { names.into_iter().collect() };
+    let names: Vec<String> = names.into_iter().collect();
+    let mut tail = read::tail_points(connection, trial, group, &names, steps)?;
+    let mut drawn: Vec<(usize, Point)> = Vec::new();
+    let Thinned { limit, numbers } = thinned;
+    for (index, name) in names.iter().enumerate() {
+        let recent = tail.remove(name).unwrap_or_default();
+        let mut points = read::points_of(connection, trial, group, name, steps, limit, recent)?;
+        points.retain(|point| !numbers || point.value.number().is_some());
+        let values: Vec<f64> = points.iter().map(|point| point.value.number().unwrap_or(f64::NAN)).collect();
+        drawn.extend(thin(&values, limit).into_iter().map(|kept| (index, points[kept].clone())));
+    }
+    Ok(by_step(&names, drawn))
+}
+
 fn by_step(names: &[String], mut points: Vec<(usize, Point)>) -> Vec<DataPoint> {
     points.sort_by_key(|(index, point)| (point.step, point.time, *index));
     let at_once = points.chunk_by(|(_, one), (_, other)| (one.step, one.time) == (other.step, other.time));

@@ -136,6 +136,9 @@ fn charts_keep_extremes_over_chunks_and_tail() {
         assert!(chart.iter().any(|point| point.batches == 1234 && point.values.object()["a"] == 1e6));
         assert_eq!(chart.last().unwrap().batches, 5999);
         assert!(chart.iter().all(|point| point.values.get("b").is_none()));
+        let all = database.values(trial, "training".into(), vec![], (10, 20), 100).await.unwrap();
+        assert_eq!(all.len(), 11);
+        assert!(all.iter().all(|point| point.values.object()["b"] == "text" && point.values.get("a").is_some()));
         let part = database.chart(trial, "training".into(), vec!["a".into()], 10, 20, 100).await.unwrap();
         assert_eq!(part.len(), 11);
         let slice = Slice { offset: 5990, limit: 100, default_limit: None };

@@ -213,6 +213,7 @@ pub(crate) async fn compare(call: Call) -> Result<Json<CompareTrialsResponse>, F
     let first = query.value("startBatches")?.unwrap_or(0);
     let last = query.value("endBatches")?.filter(|last| *last > 0).unwrap_or(i64::MAX);
     let limit = query.value("maxDatapoints")?.filter(|limit| *limit > 0).unwrap_or(DEFAULT_POINTS);
+    let all_values = query.value("allValues")?.unwrap_or(false);
     let database = &call.application.database;
     call.note_asked();
     let mut trials = Vec::new();
@@ -230,7 +231,10 @@ pub(crate) async fn compare(call: Call) -> Result<Json<CompareTrialsResponse>, F
                 VALIDATION => "METRIC_TYPE_VALIDATION",
                 _ => "METRIC_TYPE_UNSPECIFIED",
             };
-            let data = database.chart(id, group.clone(), names, first, last, limit).await?;
+            let data = match all_values {
+                true => database.values(id, group.clone(), names, (first, last), limit).await?,
+                false => database.chart(id, group.clone(), names, first, last, limit).await?,
+            };
             metrics.push(DownsampledMetrics { group, kind: kind.to_owned(), data });
         }
         trials.push(ComparableTrial { trial, metrics });

@@ -374,6 +374,7 @@ fn trial_routes() -> Vec<Route> {
             "startBatches",
             "endBatches",
             "maxDatapoints",
+            "allValues",
         ]),
         route(Get, "/api/v1/trials/metrics/{kind}", Read(Several), metrics::stream)
             .query(&["group", "trialIds"])

@@ -379,6 +379,14 @@ def test_dry_run_starts_nothing(shell: Shell, run: Runner) -> None:
     assert list(shell.folder.iterdir()) == []
 
 
+def test_dry_run_warns_of_a_script_that_does_not_exist(shell: Shell, run: Runner) -> None:
+    shown = run(*shell.words("--dry-run --nproc-per-node 2", "nothere.py"), env=shell.environment).expect(0)
+    [warning] = [line for line in shown.stdout.splitlines() if line.startswith("warning")]
+    assert "nothere.py does not exist" in warning, shown
+    there = run(*shell.words("--dry-run=json", "puppet.py"), env=shell.environment).expect(0)
+    assert json.loads(there.stdout)["warnings"] == []
+
+
 def test_dry_run_for_programs_is_json(shell: Shell, run: Runner, python: Path) -> None:
     words = shell.words("--dry-run=json --nproc-per-node 2 --max-restarts 3", "puppet.py", "ready", "a word")
     plan = json.loads(run(*words, env=shell.environment).expect(0).stdout)

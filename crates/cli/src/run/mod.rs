@@ -57,12 +57,16 @@ fn carry_out(arguments: RunArguments, pass_local_rank: bool) -> anyhow::Result<E
     if let Some(start) = plan::scheduler::start_through_srun(&request, variable).map_err(hinted)? {
         return srun::become_srun(&start, own.dry_run);
     }
-    let plan = plan::resolve(request, |name| std::env::var_os(name)).map_err(hinted)?;
+    let mut plan = plan::resolve(request, |name| std::env::var_os(name)).map_err(hinted)?;
     if let Some(format) = own.dry_run {
+        // It may be there by the time, or on the machine that it is meant for.
+        plan.warnings.extend(missing_script(&plan).map(|(what, _)| what));
         dry_run::show(&plan, format)?;
         return Ok(ExitCode::SUCCESS);
     }
-    missing_script(&plan)?;
+    if let Some((what, hint)) = missing_script(&plan) {
+        return Err(Hinted::new(what, hint).into());
+    }
     drill::prepare(own.drill_json.as_deref())?;
     let summaries = Summaries::new(own.summary_json)?;
     let mut console = TerminalConsole::new(!own.no_status);
@@ -104,16 +108,14 @@ fn exit_code(outcome: &instep_launch::Outcome, propagate: bool) -> ExitCode {
     ExitCode::from(own.map(|failure| failure.exit.as_process_exit_code()).filter(|code| *code != 0).unwrap_or(1))
 }
 
-/// One clear message instead of one per worker. Where other nodes wait for this one, the workers say it themselves.
-fn missing_script(plan: &Plan) -> anyhow::Result<()> {
-    let Some(script) = plan.script.as_ref().filter(|script| plan.terms.max_nodes == 1 && !script.exists()) else {
-        return Ok(());
-    };
+/// One clear message instead of one per worker, and what to do. Where other nodes wait for this one, the workers say it
+/// themselves.
+fn missing_script(plan: &Plan) -> Option<(String, String)> {
+    let script = plan.script.as_ref().filter(|script| plan.terms.max_nodes == 1 && !script.exists())?;
     let folder = std::env::current_dir().map(|path| path.display().to_string()).unwrap_or_default();
     let what = match script.as_os_str().is_empty() {
         true => "the name of the script is empty".to_owned(),
         false => format!("the script {} does not exist", script.display()),
     };
-    Err(Hinted::new(what, format!("paths are relative to {folder}; -m runs a module, --no-python another program"))
-        .into())
+    Some((what, format!("paths are relative to {folder}; -m runs a module, --no-python another program")))
 }

@@ -224,6 +224,7 @@ def test_what_is_not_there_is_answered_with_where_to_look(shell: Shell) -> None:
         "template describe base": "template list",
         f"c describe {uuid}": "checkpoint list",
         "agent enable nobody": "agent list",
+        "agent token revoke nope": "agent token list",
         "user activate nobody": "user list",
     }.items():
         said = shell(words, 1).stderr
@@ -251,18 +252,6 @@ def test_metrics_are_followed_to_the_end(
     ]
 
 
-def test_a_detached_experiment_that_has_ended_needs_no_stop(shell: Shell, api: Client) -> None:
-    made = make_trial(api)
-    assert "runs elsewhere" in shell("e kill 1", 1).stderr
-    assert "experiment 1 is running, not at its end" in shell("e archive 1", 1).stderr
-    finish(api, made)
-    for verb in ("kill", "cancel"):
-        assert "experiment 1 has already ended (completed)" in shell(f"e {verb} 1").stderr
-    said = shell("e pause 1", 1).stderr
-    assert "experiment 1 has ended (completed)\nhint: start its script again" in said, said
-    assert "hint: start its script again" in shell("e continue 1", 1).stderr
-
-
 def test_metrics_that_are_no_numbers_are_printed(shell: Shell, api: Client) -> None:
     made = make_trial(api)
     report(api, made, 1, loss=1.0)
@@ -277,6 +266,18 @@ def test_metrics_that_are_no_numbers_are_printed(shell: Shell, api: Client) -> N
     ]
     said = shell("t metrics 1")
     assert "not all values of done, loss are numbers" in said.stderr and "`instep trial metrics 1 -f`" in said.stderr
+
+
+def test_a_detached_experiment_that_has_ended_needs_no_stop(shell: Shell, api: Client) -> None:
+    made = make_trial(api)
+    assert "runs elsewhere" in shell("e kill 1", 1).stderr
+    assert "experiment 1 is running, not at its end" in shell("e archive 1", 1).stderr
+    finish(api, made)
+    for verb in ("kill", "cancel"):
+        assert "experiment 1 has already ended (completed)" in shell(f"e {verb} 1").stderr
+    said = shell("e pause 1", 1).stderr
+    assert "experiment 1 has ended (completed)\nhint: start its script again" in said, said
+    assert "hint: start its script again" in shell("e continue 1", 1).stderr
 
 
 def test_sessions_are_kept_for_their_owner(shell: Shell, master: Master) -> None:

@@ -55,8 +55,10 @@ pub(super) fn get_experiment(client: &Client, id: ExperimentId) -> anyhow::Resul
     Ok(client.get::<GetExperimentResponse>(&format!("/api/v1/experiments/{id}"))?.experiment)
 }
 
-/// What to do when something is not there, after the word with which the master's sentence about it begins.
-const LISTED: [(&str, &str); 12] = [
+/// What to do when something is not there, after the words with which the master's sentence about it begins; the longest
+/// first.
+const LISTED: [(&str, &str); 14] = [
+    ("agent token", "list all with `instep agent token list`"),
     ("agent", "list all with `instep agent list`"),
     ("checkpoint", "list checkpoints with `instep checkpoint list EXPERIMENT`"),
     ("command", "list all with `instep command list -a`"),
@@ -64,6 +66,7 @@ const LISTED: [(&str, &str); 12] = [
     ("group", "list all with `instep group list`"),
     ("model", "list all with `instep model list`"),
     ("notebook", "list all with `instep notebook list -a`"),
+    ("resource pool", "list all with `instep resource-pool list`"),
     ("shell", "list all with `instep shell list -a`"),
     ("template", "list all with `instep template list`"),
     ("trial", "list trials with `instep trial list EXPERIMENT`"),
@@ -73,8 +76,9 @@ const LISTED: [(&str, &str); 12] = [
 
 /// Points to the list of what is not there under this number or name.
 pub(super) fn hint_for_missing(sentence: &str) -> Option<&'static str> {
-    let noun = sentence.split(' ').next().unwrap_or_default();
-    LISTED.iter().find(|(listed, _)| *listed == noun).map(|(_, hint)| *hint)
+    let is_about =
+        |noun: &str| sentence.strip_prefix(noun).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '));
+    LISTED.iter().find(|(noun, _)| is_about(noun)).map(|(_, hint)| *hint)
 }
 
 /// The trial whose metrics and logs are meant when an experiment is named: its first, as `det` has it.
@@ -118,4 +122,25 @@ pub(super) fn project(client: &Client, workspace: &str, project: &str) -> anyhow
 /// All agents of the master.
 pub(super) fn agents(client: &Client) -> anyhow::Result<Vec<Agent>> {
     Ok(client.get::<AgentsResponse>("/api/v1/agents")?.agents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hint_for_missing;
+
+    #[test]
+    fn what_is_missing_is_looked_for_in_its_own_list() {
+        for (sentence, command) in [
+            ("agent token 'nope' not found", Some("`instep agent token list`")),
+            ("agent 'nope' not found", Some("`instep agent list`")),
+            ("resource pool 'b' not found", Some("`instep resource-pool list`")),
+            ("experiment 7 not found", Some("`instep experiment list -a`")),
+            ("agentless things not found", None),
+        ] {
+            assert_eq!(
+                hint_for_missing(sentence),
+                command.map(|command| format!("list all with {command}")).as_deref()
+            );
+        }
+    }
 }

@@ -24,7 +24,7 @@ pub(super) struct Wish<'a> {
 pub(super) async fn check(call: &Call, wish: Wish<'_>) -> Result<Vec<String>, Failure> {
     let room = call.application.cluster.room_in(wish.pool.to_owned()).await?.ok_or_else(|| {
         let what = format!("invalid resource configuration: resource pool '{}' not found", wish.pool);
-        Failure::invalid(format!("{what}\nhint: `instep agent list` shows which pools agents are in"))
+        Failure::invalid(format!("{what}\nhint: `instep resource-pool list` shows the pools"))
     })?;
     let container = Container::of(wish.environment, wish.slots > 0);
     let pool = named_or_default(wish.pool).to_owned();

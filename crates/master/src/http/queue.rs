@@ -171,7 +171,9 @@ pub(crate) async fn apply(call: &Call, job: &JobOf, change: Change) -> Result<()
     if let Some(pool) = change.pool {
         let wanted = pool.clone();
         if call.application.cluster.room_in(wanted).await?.is_none() {
-            return Err(Failure::invalid(format!("resource pool '{pool}' not found")));
+            return Err(Failure::invalid(format!(
+                "resource pool '{pool}' not found\nhint: `instep resource-pool list` shows the pools"
+            )));
         }
         stored.push(("resources", "resource_pool", json!(pool)));
         live.pool = Some(pool);

@@ -173,6 +173,13 @@ impl Settings {
             (None, _) if self.text("db").is_empty() => {
                 Err(SettingsError::new("this user has no home directory", "set a database file with --db"))
             }
+            (None, _) if Path::new(self.text("db")).is_dir() => {
+                let folder = Path::new(self.text("db"));
+                Err(SettingsError::new(
+                    format!("the database {} is a folder", folder.display()),
+                    format!("name a file in it: --db {}", folder.join("instep.db").display()),
+                ))
+            }
             (None, _) => Ok(PathBuf::from(self.text("db"))),
         }
     }

@@ -65,6 +65,12 @@ fn a_database_is_a_file_or_in_postgresql() {
         let told = error.to_string();
         assert!(told.contains(what) && !told.contains("s3cret") && !error.hint().is_empty(), "{told}");
     }
+    let folder = tempfile::tempdir().unwrap();
+    let shown = folder.path().display().to_string();
+    let settings = gather("", &[], vec![("db", vec![shown.clone()])]).unwrap();
+    let error = settings.options().unwrap_err();
+    assert_eq!(error.to_string(), format!("the database {shown} is a folder"));
+    assert_eq!(error.hint(), format!("name a file in it: --db {shown}/instep.db"));
     let options = gather("db: Postgres://ann@db/x", &[], vec![]).unwrap().options().unwrap();
     assert_eq!(options.shown_database(), "ann@db:5432/x, schema instep");
     let refused = gather("", &[], vec![("db", vec!["POSTGRES://ann:s3cret@db/x".into()])]).unwrap_err();

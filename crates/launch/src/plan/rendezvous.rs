@@ -160,7 +160,7 @@ fn c10d_rendezvous(request: &Request, conf: &RendezvousConf, max_nodes: usize) -
     Ok(RendezvousMode::C10d { host: endpoint.host, port, is_host: conf.boolean("is_host")? })
 }
 
-fn parse_endpoint(text: &str) -> Result<Endpoint, PlanError> {
+pub(super) fn parse_endpoint(text: &str) -> Result<Endpoint, PlanError> {
     Endpoint::parse(text).map_err(|cause| error(cause.to_string(), "write HOST:PORT or [IPv6]:PORT"))
 }
 

@@ -304,6 +304,9 @@ fn pods_of_an_indexed_job_know_their_rank() {
     let alone = resolve(&pod(3), |request| request.nnodes = None).expect("valid");
     assert_eq!(alone.node_rank, 0, "pods of a job that says nothing of nodes train alone");
     assert!(alone.warnings.iter().any(|warning| warning.contains("but not PET_NNODES")), "{:?}", alone.warnings);
+    let alone = resolve(&pod(3).with("PET_RDZV_ENDPOINT=train-0.train"), |request| request.nnodes = None);
+    let alone = alone.expect("a port that no other pod needs");
+    assert!(alone.warnings.iter().any(|warning| warning.contains("but not PET_NNODES")), "{:?}", alone.warnings);
     let own = resolve(&pod(3).with("PET_RDZV_ENDPOINT="), |request| request.nnodes = None).expect("valid");
     assert!(own.warnings.is_empty(), "pods with work of their own: {:?}", own.warnings);
     assert!(resolve(&pod(4), |_| {}).expect_err("one pod too many").hint.contains("completions and parallelism"));

@@ -41,6 +41,17 @@ pub(super) fn log_policy(request: &Request, prefix_from_environment: Option<Stri
     })
 }
 
+/// A filter that no rank of this node passes hides all output.
+pub(super) fn nothing_shown(logs: &LogPolicy, workers: usize) -> Option<String> {
+    let filter = logs.filter.as_ref()?;
+    let ranks = match workers {
+        1 => "0".to_owned(),
+        _ => format!("0 to {}", workers.checked_sub(1)?),
+    };
+    let hides_all = !filter.iter().any(|rank| *rank < workers);
+    hides_all.then(|| format!("--local-ranks-filter hides all output: the local ranks here are {ranks}"))
+}
+
 /// A comma list in which `,,` stands for a comma.
 fn split_filters(text: &str) -> Vec<String> {
     if text.is_empty() {

@@ -22,7 +22,7 @@ use nix::sys::signal::Signal;
 
 pub use self::error::PlanError;
 use self::error::{error, split_hint};
-use self::logs::log_policy;
+use self::logs::{log_policy, nothing_shown};
 use self::nodes::node_range;
 pub use self::recovery::SpareKind;
 pub use self::rendezvous::RendezvousMode;
@@ -138,6 +138,8 @@ pub fn resolve(mut request: Request, environment: impl Fn(&str) -> Option<OsStri
         let without_autoload = text(environment::AUTOLOAD).is_some_and(|value| value != "1");
         warn_about_replacement(interpreter.as_ref().filter(|_| runs_python), without_autoload, &mut warnings);
     }
+    let logs = log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?;
+    warnings.extend(nothing_shown(&logs, workers));
     let signals = parse_signals(&request.signals_to_handle, &mut warnings);
     let command = worker_command(&request, &python)?;
     let shutdown_timeout = shutdown_timeout(request.shutdown_timeout, text(environment::SHUTDOWN_TIMEOUT))?;
@@ -178,7 +180,7 @@ pub fn resolve(mut request: Request, environment: impl Fn(&str) -> Option<OsStri
         worker_serves_store,
         token: job_token(&request, &rendezvous.mode, text(environment::JOB_TOKEN))?,
         terms: job_terms.terms,
-        logs: log_policy(&request, text(environment::LOG_LINE_PREFIX_TEMPLATE))?,
+        logs,
         worker_cpus: match request.numa_binding {
             Some(binding) => bind_workers(binding, workers)?,
             None => Vec::new(),

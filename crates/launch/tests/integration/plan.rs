@@ -110,6 +110,22 @@ fn what_only_python_can_do_is_accepted_with_a_warning() {
 }
 
 #[test]
+fn a_filter_that_hides_all_output_is_noticed() {
+    let warned = |filter: &str| {
+        let plan = resolve(|request| {
+            request.nproc_per_node = Some("2".to_owned());
+            request.local_ranks_filter = filter.to_owned();
+        });
+        plan.expect("valid")
+            .warnings
+            .iter()
+            .any(|warning| warning.contains("hides all output: the local ranks here are 0 to 1"))
+    };
+    assert!(warned("7") && warned("2,3"));
+    assert!(!warned("1") && !warned("1,7") && !warned(""));
+}
+
+#[test]
 fn options_that_stand_behind_the_script_are_named() {
     let warned = |word: &str, no_python: bool| {
         let plan = resolve(|request| {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use instep_import::{Dump, Observer, Options, Server, Source, Summary};
 
 use crate::console;
@@ -27,15 +27,15 @@ pub(crate) struct ImportArguments {
 enum ImportCommand {
     /// Take over users, experiments, metrics, checkpoints' records, models and logs of Determined 0.38; no master may be
     /// running
-    #[command(arg_required_else_help = true)]
     Determined(DeterminedArguments),
 }
 
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("source").args(["db", "dump"]).required(true)))]
 struct DeterminedArguments {
     /// Address of Determined's database: postgres://USER:PASSWORD@HOST:PORT/DATABASE; the password may be in PGPASSWORD
     /// instead
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "dump", required_unless_present = "dump")]
+    #[arg(long, value_name = "ADDRESS")]
     db: Option<String>,
     /// Plain dump of Determined's database, as `pg_dump -f FILE` writes it
     #[arg(long, value_name = "FILE")]

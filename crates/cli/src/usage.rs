@@ -186,7 +186,7 @@ fn nearest<'a>(given: &str, commands: impl Iterator<Item = &'a Command>) -> Vec<
 }
 
 /// How many slips of the fingers lie between two words: a letter more, less, other, or two that changed places.
-fn slips(one: &str, other: &str) -> usize {
+pub(crate) fn slips(one: &str, other: &str) -> usize {
     let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=other.len()).collect()];
     for (i, letter) in one.iter().enumerate() {

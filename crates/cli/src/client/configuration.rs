@@ -7,6 +7,7 @@ use anyhow::Context;
 use serde_json::{Map, Value, json};
 
 use crate::report::Hinted;
+use crate::usage::slips;
 
 /// How many files are named when one cannot be read.
 const MOST_NAMED: usize = 5;
@@ -20,7 +21,7 @@ pub(super) fn read(path: &Path, settings: &[String]) -> anyhow::Result<String> {
     Ok(with(parse_file(path, &text)?, settings)?.to_string())
 }
 
-/// Names the files beside it that could have been meant.
+/// Names the files beside it that could have been meant, the likeliest first.
 fn unreadable(path: &Path, error: &std::io::Error) -> anyhow::Error {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut others: Vec<String> = fs::read_dir(folder)
@@ -29,7 +30,8 @@ fn unreadable(path: &Path, error: &std::io::Error) -> anyhow::Error {
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .filter(|name| [".yaml", ".yml", ".json"].iter().any(|kind| name.ends_with(kind)))
         .collect();
-    others.sort();
+    let meant = path.file_name().unwrap_or_default().to_string_lossy();
+    others.sort_by_cached_key(|name| (slips(&meant, name), name.clone()));
     others.truncate(MOST_NAMED);
     let what = format!("cannot read the configuration {}: {error}", path.display());
     let at = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_path_buf());
@@ -143,6 +145,17 @@ mod tests {
         }
         assert!(parse("- 1\n").is_err());
         assert_eq!(parse("").unwrap(), json!({}));
+    }
+
+    #[test]
+    fn a_mistyped_file_name_is_answered_with_the_likeliest_first() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a.yaml", "b.yaml", "c.yaml", "d.yaml", "e.yaml", "search.yaml", "search.py"] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let error = read(&folder.path().join("serach.yaml"), &[]).unwrap_err();
+        let hint = error.downcast_ref::<Hinted>().unwrap().to_string();
+        assert!(hint.contains(" has search.yaml, "), "{hint}");
     }
 
     #[test]

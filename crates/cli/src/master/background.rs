@@ -50,7 +50,7 @@ impl UpArguments {
     /// The command line that means this.
     fn command(&self) -> String {
         let mut words = vec!["instep up".to_owned()];
-        words.extend(self.settings.words());
+        words.extend(self.settings.words().iter().map(|word| quoted(word)));
         words.extend(self.slots.map(|slots| format!("--slots {slots}")));
         words.extend(self.foreground.then(|| "--foreground".to_owned()));
         words.join(" ")
@@ -329,13 +329,38 @@ fn down_command(settings: &instep_master::settings::Settings) -> String {
     match settings.origin("db") {
         Some(Origin::Flag(_)) => {
             let path = settings.rows().into_iter().find(|row| row.0 == "db").map(|row| row.1).unwrap_or_default();
-            let quote = if path.contains(['?', '&', ' ']) { "'" } else { "" };
-            format!("instep down --db {quote}{path}{quote}")
+            format!("instep down --db {}", quoted(&path))
         }
         _ => "instep down".to_owned(),
     }
 }
 
+/// A word as a shell reads it back.
+fn quoted(word: &str) -> String {
+    let is_plain = |letter: char| letter.is_alphanumeric() || "-_=:/.,@%+".contains(letter);
+    match word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 fn log_path(database: &Path) -> PathBuf {
     database.with_extension("log")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn a_command_line_that_is_proposed_can_be_pasted() {
+        for (word, expected) in [
+            ("--port=8085", "--port=8085"),
+            ("--db=postgres://ann@db/x?schema=y", "'--db=postgres://ann@db/x?schema=y'"),
+            ("--checkpoints=/my data", "'--checkpoints=/my data'"),
+            ("it's", r"'it'\''s'"),
+        ] {
+            assert_eq!(quoted(word), expected);
+        }
+    }
 }

@@ -52,6 +52,8 @@ fn listed(program: &Command, names: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Command;
+
     use super::{GROUPS, program};
 
     #[test]
@@ -71,5 +73,23 @@ mod tests {
         for name in grouped {
             assert_eq!(help.matches(&format!("\n  {name} ")).count(), 1, "{name} in\n{help}");
         }
+    }
+
+    #[test]
+    fn every_argument_of_every_command_is_described() {
+        fn look(command: &Command, path: &str, silent: &mut Vec<String>) {
+            let arguments = command.get_arguments().filter(|argument| !argument.is_hide_set());
+            for argument in arguments.filter(|argument| argument.get_help().is_none()) {
+                silent.push(format!("{path} {}", argument.get_id()));
+            }
+            for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+                look(below, &format!("{path} {}", below.get_name()), silent);
+            }
+        }
+        let mut program = program();
+        program.build();
+        let mut silent = Vec::new();
+        look(&program, "instep", &mut silent);
+        assert!(silent.is_empty(), "a hint may send people to their help: {silent:#?}");
     }
 }

@@ -41,9 +41,13 @@ enum Verb {
         which: Which,
     },
     /// Show a checkpoint in detail
-    Describe { uuid: String },
+    Describe {
+        /// Its UUID
+        uuid: String,
+    },
     /// Download a checkpoint's files from the master
     Download {
+        /// Its UUID
         uuid: String,
         /// Download into this folder, which must not exist [default: checkpoints/UUID]
         #[arg(short, long, value_name = "FOLDER")]
@@ -51,6 +55,7 @@ enum Verb {
     },
     /// Delete checkpoints and their files
     Delete {
+        /// Their UUIDs
         #[arg(required = true, value_delimiter = ',')]
         uuids: Vec<String>,
         /// Do not ask for confirmation
@@ -59,6 +64,7 @@ enum Verb {
     },
     /// Delete some files of checkpoints; without --glob, only refresh the list of files
     Rm {
+        /// Their UUIDs
         #[arg(required = true, value_delimiter = ',')]
         uuids: Vec<String>,
         /// Files to delete, such as '*.pt' or 'optimizer/**'; may be repeated

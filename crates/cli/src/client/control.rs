@@ -13,25 +13,53 @@ use super::{lookup, shown, table};
 #[derive(Debug, Subcommand)]
 pub(super) enum Set {
     /// Set the name
-    Name { id: ExperimentId, name: String },
+    Name {
+        /// Its id, as `instep experiment list` shows it
+        id: ExperimentId,
+        /// The new name
+        name: String,
+    },
     /// Set the description
-    Description { id: ExperimentId, description: String },
+    Description {
+        /// Its id, as `instep experiment list` shows it
+        id: ExperimentId,
+        /// The new description
+        description: String,
+    },
     /// Set the notes
-    Notes { id: ExperimentId, notes: String },
+    Notes {
+        /// Its id, as `instep experiment list` shows it
+        id: ExperimentId,
+        /// The new notes
+        notes: String,
+    },
     /// Set the priority, 1 to 99; lower numbers go first
     Priority {
+        /// Its id, as `instep experiment list` shows it
         id: ExperimentId,
+        /// 1 to 99; 1 goes first
         #[arg(value_parser = clap::value_parser!(i64).range(1..=99))]
         priority: i64,
     },
     /// Set the weight for fair-share scheduling
-    Weight { id: ExperimentId, weight: f64 },
+    Weight {
+        /// Its id, as `instep experiment list` shows it
+        id: ExperimentId,
+        /// More than 0; twice the weight gets twice the slots
+        weight: f64,
+    },
     /// Limit the slots of all its trials together; `none` removes the limit
-    MaxSlots { id: ExperimentId, slots: String },
+    MaxSlots {
+        /// Its id, as `instep experiment list` shows it
+        id: ExperimentId,
+        /// Slots, or `none`
+        slots: String,
+    },
     /// Set which checkpoints to keep, and delete the others
     GcPolicy(PolicyArguments),
     /// Set for how many days after their end the logs of its trials are kept
     LogRetention {
+        /// Its id, as `instep experiment list` shows it
         id: ExperimentId,
         #[command(flatten)]
         days: Retention,
@@ -61,6 +89,7 @@ impl Retention {
 
 #[derive(Debug, Args)]
 pub(super) struct PolicyArguments {
+    /// Its id, as `instep experiment list` shows it
     id: ExperimentId,
     /// Keep the N best of the experiment
     #[arg(long, value_name = "N")]

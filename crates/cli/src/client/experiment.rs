@@ -46,22 +46,26 @@ enum Verb {
     Continue(submit::ContinueArguments),
     /// Pause experiments; their trials save a checkpoint first
     Pause {
+        /// Their ids, as `instep experiment list` shows them
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
     /// Resume paused experiments
     #[command(visible_alias = "unpause")]
     Activate {
+        /// Their ids, as `instep experiment list` shows them
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
     /// Cancel experiments; their trials save a checkpoint first
     Cancel {
+        /// Their ids, as `instep experiment list` shows them
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
     /// Kill experiments at once
     Kill {
+        /// Their ids, as `instep experiment list` shows them
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
@@ -94,6 +98,7 @@ enum Verb {
     },
     /// Export all metrics of all trials as CSV or JSON lines
     Export {
+        /// Its id, as `instep experiment list` shows it
         id: ExperimentId,
         #[command(flatten)]
         export: ExportArguments,
@@ -124,19 +129,29 @@ enum Verb {
     #[command(subcommand)]
     Set(control::Set),
     /// Move it to another project
-    Move { id: ExperimentId, workspace: String, project: String },
+    Move {
+        /// Its id, as `instep experiment list` shows it
+        id: ExperimentId,
+        /// Name of the workspace that the project belongs to
+        workspace: String,
+        /// Name of the project
+        project: String,
+    },
     /// Archive ended experiments, which hides them from lists
     Archive {
+        /// Their ids, as `instep experiment list` shows them
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
     /// Unarchive experiments
     Unarchive {
+        /// Their ids, as `instep experiment list` shows them
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
     },
     /// Download the code that it was created with, as experiment-ID.tgz
     DownloadModelDef {
+        /// Its id, as `instep experiment list` shows it
         id: ExperimentId,
         /// Folder to write it to
         #[arg(short, long, value_name = "FOLDER", default_value = ".")]
@@ -144,6 +159,7 @@ enum Verb {
     },
     /// Delete the files that ended experiments wrote for TensorBoard
     DeleteTbFiles {
+        /// Their ids, as `instep experiment list` shows them
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
         /// Do not ask for confirmation
@@ -152,6 +168,7 @@ enum Verb {
     },
     /// Delete ended experiments with their metrics, logs and checkpoint files
     Delete {
+        /// Their ids, as `instep experiment list` shows them
         #[arg(required = true)]
         ids: Vec<ExperimentId>,
         /// Do not ask for confirmation
@@ -182,9 +199,19 @@ struct ListArguments {
 #[derive(Debug, Subcommand)]
 enum Label {
     /// Add a label
-    Add { id: ExperimentId, label: String },
+    Add {
+        /// Its id, as `instep experiment list` shows it
+        id: ExperimentId,
+        /// A word or several
+        label: String,
+    },
     /// Remove a label
-    Remove { id: ExperimentId, label: String },
+    Remove {
+        /// Its id, as `instep experiment list` shows it
+        id: ExperimentId,
+        /// A word or several
+        label: String,
+    },
 }
 
 fn state(text: &str) -> Result<State, String> {

@@ -27,9 +27,13 @@ enum Verb {
     List,
     /// Show the members of a group
     #[command(visible_alias = "describe")]
-    Show { name: String },
+    Show {
+        /// Its name
+        name: String,
+    },
     /// Create a group
     Create {
+        /// Its name
         name: String,
         /// Members
         #[arg(value_name = "USER")]
@@ -37,18 +41,23 @@ enum Verb {
     },
     /// Add users to a group
     Add {
+        /// Its name
         name: String,
+        /// User names
         #[arg(value_name = "USER", required = true)]
         users: Vec<String>,
     },
     /// Remove users from a group; `delete` deletes the group itself
     Remove {
+        /// Its name
         name: String,
+        /// User names
         #[arg(value_name = "USER", required = true)]
         users: Vec<String>,
     },
     /// Delete a group, with its roles
     Delete {
+        /// Its name
         name: String,
         /// Do not ask for confirmation
         #[arg(short, long)]

@@ -38,6 +38,7 @@ enum Verb {
     },
     /// Create a model
     Create {
+        /// Its name
         name: String,
         /// Description
         #[arg(long, value_name = "TEXT")]
@@ -51,15 +52,20 @@ enum Verb {
     },
     /// Show a model and one of its versions in detail
     Describe {
+        /// Its name
         name: String,
         /// Version to show [default: the newest]
         #[arg(long, value_name = "NUMBER")]
         version: Option<i64>,
     },
     /// List the versions of a model
-    ListVersions { name: String },
+    ListVersions {
+        /// Its name
+        name: String,
+    },
     /// Register a checkpoint as the next version of a model
     RegisterVersion {
+        /// Its name
         name: String,
         /// UUID of the checkpoint
         uuid: String,
@@ -69,7 +75,9 @@ enum Verb {
     },
     /// Remove a version from a model; its checkpoint stays
     DeleteVersion {
+        /// Its name
         name: String,
+        /// Number of the version
         version: i64,
         /// Do not ask for confirmation
         #[arg(short, long)]
@@ -77,17 +85,25 @@ enum Verb {
     },
     /// Move a model to another workspace
     Move {
+        /// Its name
         name: String,
         /// Target workspace
         #[arg(short, long = "workspace-name", visible_alias = "workspace", value_name = "NAME")]
         workspace: String,
     },
     /// Archive a model, which makes it read-only
-    Archive { name: String },
+    Archive {
+        /// Its name
+        name: String,
+    },
     /// Unarchive a model
-    Unarchive { name: String },
+    Unarchive {
+        /// Its name
+        name: String,
+    },
     /// Delete a model; the checkpoints stay
     Delete {
+        /// Its name
         name: String,
         /// Do not ask for confirmation
         #[arg(short, long)]

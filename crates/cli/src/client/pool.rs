@@ -37,12 +37,17 @@ enum Bindings {
     /// Take a pool away from workspaces; one that is bound to none is for all
     Remove(Bound),
     /// List the workspaces that a pool is bound to
-    ListWorkspaces { pool: String },
+    ListWorkspaces {
+        /// Name of the resource pool
+        pool: String,
+    },
 }
 
 #[derive(Debug, Args)]
 struct Bound {
+    /// Name of the resource pool
     pool: String,
+    /// Names of workspaces
     #[arg(required = true, value_name = "WORKSPACE")]
     workspaces: Vec<String>,
 }

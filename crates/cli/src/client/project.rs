@@ -22,7 +22,9 @@ pub(crate) struct ProjectArguments {
 /// A project is named with its workspace.
 #[derive(Debug, Args)]
 struct Named {
+    /// Name of the workspace
     workspace: String,
+    /// Name of the project
     project: String,
 }
 
@@ -30,7 +32,10 @@ struct Named {
 enum Verb {
     /// List the projects of a workspace
     #[command(visible_alias = "ls")]
-    List { workspace: String },
+    List {
+        /// Name of the workspace
+        workspace: String,
+    },
     /// Show a project in detail
     Describe(Named),
     /// List the experiments of a project

@@ -26,6 +26,7 @@ pub(crate) struct SecretArguments {
 enum Verb {
     /// Set a secret: its value is asked for, or read from stdin or a file
     Set {
+        /// Its name
         name: String,
         /// Where people put the value, who are told where it belongs
         #[arg(hide = true)]
@@ -47,6 +48,7 @@ enum Verb {
     /// Delete a secret; tasks that run keep it
     #[command(visible_alias = "rm")]
     Delete {
+        /// Its name
         name: String,
         /// Delete it from this workspace
         #[arg(long, value_name = "NAME")]

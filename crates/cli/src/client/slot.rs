@@ -27,9 +27,19 @@ enum Verb {
     #[command(visible_alias = "ls")]
     List,
     /// Resume scheduling on a slot
-    Enable { agent: String, slot: String },
+    Enable {
+        /// Id of the agent
+        agent: String,
+        /// Number of the slot on this agent
+        slot: String,
+    },
     /// Stop scheduling on a slot and stop its work
-    Disable { agent: String, slot: String },
+    Disable {
+        /// Id of the agent
+        agent: String,
+        /// Number of the slot on this agent
+        slot: String,
+    },
 }
 
 pub(crate) fn run(arguments: SlotArguments) -> anyhow::Result<()> {

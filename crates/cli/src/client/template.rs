@@ -25,9 +25,13 @@ enum Verb {
     #[command(visible_alias = "ls")]
     List,
     /// Print the configuration of a template
-    Describe { name: String },
+    Describe {
+        /// Its name
+        name: String,
+    },
     /// Create a template
     Create {
+        /// Its name
         name: String,
         /// File with a part of a configuration, YAML or JSON
         #[arg(value_name = "CONFIG")]
@@ -38,13 +42,16 @@ enum Verb {
     },
     /// Create a template, or replace its configuration
     Set {
+        /// Its name
         name: String,
+        /// File with a part of a configuration, YAML or JSON
         #[arg(value_name = "CONFIG")]
         file: PathBuf,
     },
     /// Delete a template; experiments created with it do not change
     #[command(visible_alias = "rm")]
     Remove {
+        /// Its name
         name: String,
         /// Do not ask for confirmation
         #[arg(short, long)]

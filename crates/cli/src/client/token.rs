@@ -47,11 +47,13 @@ enum Verb {
     },
     /// Show tokens in detail
     Describe {
+        /// Their ids, as `instep token list` shows them
         #[arg(required = true, value_name = "ID")]
         tokens: Vec<i64>,
     },
     /// Change the description of a token
     Edit {
+        /// Its id, as `instep token list` shows it
         #[arg(value_name = "ID")]
         token: i64,
         /// What it is for
@@ -60,6 +62,7 @@ enum Verb {
     },
     /// Revoke a token: nothing is let in with it any more
     Revoke {
+        /// Its id, as `instep token list` shows it
         #[arg(value_name = "ID")]
         token: i64,
         /// Do not ask for confirmation

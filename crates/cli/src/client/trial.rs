@@ -31,6 +31,7 @@ pub(crate) struct TrialArguments {
 enum Set {
     /// Set for how many days after its end its logs are kept
     LogRetention {
+        /// Its id
         id: TrialId,
         #[command(flatten)]
         days: Retention,
@@ -46,7 +47,10 @@ enum Verb {
         experiment: Option<ExperimentId>,
     },
     /// Show trials in detail, or your newest
-    Describe { ids: Vec<TrialId> },
+    Describe {
+        /// Their ids, as `instep trial list EXPERIMENT` shows them
+        ids: Vec<TrialId>,
+    },
     /// Summarise or follow its metrics
     Metrics {
         /// Trial [default: your newest]
@@ -70,6 +74,7 @@ enum Verb {
     },
     /// Kill trials at once; they count as cancelled
     Kill {
+        /// Their ids, as `instep trial list EXPERIMENT` shows them
         #[arg(required = true)]
         ids: Vec<TrialId>,
     },

@@ -29,6 +29,7 @@ enum Verb {
     },
     /// Create a user; asks for the password
     Create {
+        /// User name
         name: String,
         /// Make the user an administrator
         #[arg(long)]
@@ -38,11 +39,20 @@ enum Verb {
         display_name: String,
     },
     /// Change a password [default: your own]
-    ChangePassword { name: Option<String> },
+    ChangePassword {
+        /// User name
+        name: Option<String>,
+    },
     /// Rename a user
-    Rename { name: String, new_name: String },
+    Rename {
+        /// User name
+        name: String,
+        /// The new user name
+        new_name: String,
+    },
     /// Change the display name or administrator rights
     Edit {
+        /// User name
         name: String,
         /// Display name
         #[arg(long, value_name = "NAME")]
@@ -52,11 +62,18 @@ enum Verb {
         admin: Option<bool>,
     },
     /// Allow a user to log in again
-    Activate { name: String },
+    Activate {
+        /// User name
+        name: String,
+    },
     /// Prevent a user from logging in
-    Deactivate { name: String },
+    Deactivate {
+        /// User name
+        name: String,
+    },
     /// Say as which Unix user and group a user's tasks run; for administrators
     LinkWithAgentUser {
+        /// User name
         name: String,
         /// Unix user
         #[arg(long, value_name = "NAME")]

@@ -26,26 +26,48 @@ enum Verb {
     #[command(visible_alias = "ls")]
     List,
     /// Show a workspace in detail
-    Describe { name: String },
+    Describe {
+        /// Its name
+        name: String,
+    },
     /// List the projects of a workspace
-    ListProjects { name: String },
+    ListProjects {
+        /// Its name
+        name: String,
+    },
     /// List the pools that work of a workspace may use
-    ListPools { name: String },
+    ListPools {
+        /// Its name
+        name: String,
+    },
     /// Create a workspace
-    Create { name: String },
+    Create {
+        /// Its name
+        name: String,
+    },
     /// Rename a workspace
     Edit {
+        /// Its name
         name: String,
         /// New name
         #[arg(long = "name", value_name = "NAME")]
         new_name: String,
     },
     /// Archive a workspace, which hides it from lists
-    Archive { name: String },
+    Archive {
+        /// Its name
+        name: String,
+    },
     /// Unarchive a workspace
-    Unarchive { name: String },
+    Unarchive {
+        /// Its name
+        name: String,
+    },
     /// List who has which role in a workspace; needs a master with --roles
-    Members { name: String },
+    Members {
+        /// Its name
+        name: String,
+    },
     /// Give a user or a group a role in a workspace, in place of the one that they had
     #[command(override_usage = "instep workspace share [OPTIONS] --role <ROLE> <WORKSPACE> <USER|@GROUP>\n       \
         instep workspace share [OPTIONS] --role <ROLE> <WORKSPACE> --everyone\n       \
@@ -69,6 +91,7 @@ enum Verb {
     },
     /// Delete a workspace with its projects, experiments and tasks; kills tasks, experiments must have ended
     Delete {
+        /// Its name
         name: String,
         /// Do not ask for confirmation
         #[arg(short, long)]

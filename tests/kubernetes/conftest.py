@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from conftest import Runner
-from managed.conftest import det, determined, follow, settings  # noqa: F401
+from managed.conftest import det, determined, follow, forked_det, forked_determined, settings
 
 from .cluster import KubernetesCluster
 from .site import Site, site
 
+__all__ = ["det", "determined", "follow", "forked_det", "forked_determined", "settings"]
 NODES = [f"node-{number}" for number in range(1, 5)]
 
 

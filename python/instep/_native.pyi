@@ -435,8 +435,8 @@ class Preemption:
     def __new__(cls, client: MasterClient, allocation: str) -> Self:
         """Start to wait."""
 
-    def preempt(self, patience: float) -> bool:
-        """Whether to make room; only the first call may have to wait, `patience` seconds at most."""
+    def preempt(self, timeout: float) -> bool:
+        """Whether to make room; only the first call may have to wait, `timeout` seconds at most."""
 
     def news(self) -> list[str]:
         """What people should know, once."""

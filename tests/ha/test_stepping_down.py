@@ -49,10 +49,10 @@ def test_a_leader_that_steps_down_asks_no_task_to_stop(
     cluster: Cluster, masters: Masters, server: Postgres, python: Path, tmp_path: Path
 ) -> None:
     start_agent(cluster, "one")
-    start_agent(cluster, "idle")
     work = Work(cluster, tmp_path, python)
     work.begin("training")
     work.wait_for("training")
+    start_agent(cluster, "idle")
     leader = masters.leader()
     assert cluster.api.token is not None
     [trial] = cluster.trials(work.number)

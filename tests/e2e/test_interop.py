@@ -117,7 +117,7 @@ def test_torchrun_that_tries_to_join_our_dynamic_job_is_refused_and_we_say_so(
     theirs = mixed.dynamic("torchrun").wait(TRAINED_WITHIN_S)
     assert theirs.status != 0, theirs
     # The refusal may reach torchrun first.
-    wait_until(lambda: "warning: Python's torchrun tried to join this c10d job" in ours.stderr, 30, lambda: ours.stderr)
+    wait_until(lambda: "Python's torchrun tried to join this c10d job" in ours.stderr, 30, lambda: ours.stderr)
     assert "use --rdzv-backend static" in ours.stderr, ours.stderr
     # The job itself is unharmed: a node of our own can still join.
     assert ours.poll() is None, ours.stderr

@@ -236,12 +236,14 @@ fn connecting_for_ever(meanwhile: impl Fn(&Group) + Sync) -> Vec<Error> {
         };
         addresses.iter().enumerate().map(of).collect::<Vec<_>>()
     };
+    // A rank that leaves at once may be heard of before its reason.
+    let over = std::sync::Barrier::new(bound.len());
     std::thread::scope(|scope| {
-        let (seen_by, meanwhile) = (&seen_by, &meanwhile);
+        let (seen_by, meanwhile, over) = (&seen_by, &meanwhile, &over);
         let rank = |(rank, bound): (usize, Bound)| {
             scope.spawn(move || {
                 let group = bound.connect(Rank(rank), &seen_by(rank), 0, ranks::PATIENCE).unwrap();
-                std::thread::scope(|scope| {
+                let error = std::thread::scope(|scope| {
                     if rank == 1 {
                         scope.spawn(|| meanwhile(&group));
                     }
@@ -249,7 +251,9 @@ fn connecting_for_ever(meanwhile: impl Fn(&Group) + Sync) -> Vec<Error> {
                     let (inputs, outputs) = (Source::of(&own).split(4), Target::of(&mut all).split(4));
                     // SAFETY: the arrays outlive the call.
                     unsafe { group.run(Operation::AllToAll { inputs, outputs, dtype: DataType::F32 }) }.unwrap_err()
-                })
+                });
+                over.wait();
+                error
             })
         };
         let ranks: Vec<_> = bound.into_iter().enumerate().map(rank).collect();

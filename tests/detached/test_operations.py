@@ -137,12 +137,13 @@ def test_up_takes_no_slots_from_tasks_at_work(operator: Operator, wait_until: Ca
 
 
 def test_up_refuses_settings_that_do_not_apply(operator: Operator) -> None:
-    address = address_in(operator("up", "--port", "0", "--slots", "0").expect(0).stdout)
+    words = ("--port", "0", "--slots", "0", "--session-hours", "5")
+    address = address_in(operator("up", *words).expect(0).stdout)
     failed(
         operator("up", "--host", "0.0.0.0", "--slots", "2"),
         f"already serves this database, at {address}",
         "--host is 127.0.0.1, not 0.0.0.0",
-        "instep down && instep up --host=0.0.0.0 --slots 2",
+        "instep down && instep up --host=0.0.0.0 --slots 2 (it also has --port 0 --session-hours 5: repeat what you",
     )
     failed(operator("up", "--preemption"), "--preemption is false, not true")
     failed(operator("up", INSTEP_MASTER_LOG_LEVEL="debug"), "--log-level is info, not debug")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from .cluster import KubernetesCluster
 from .site import Site, site
 
 __all__ = ["det", "determined", "follow", "forked_det", "forked_determined", "settings"]
+MakeSite = Callable[..., AbstractContextManager[Site]]
 NODES = [f"node-{number}" for number in range(1, 5)]
 
 
@@ -28,14 +31,20 @@ def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesC
 
 
 @pytest.fixture
-def pool(
+def make_site(
     kubernetes: KubernetesCluster,
     run: Runner,
     instep: Path,
     forked: Path,
     tmp_path: Path,
     wait_until: Callable[..., None],
-) -> Iterator[Site]:
-    """A master for them, whose ranks have torch imported already."""
-    with site(kubernetes, run, instep, forked, tmp_path, wait_until) as made:
+) -> MakeSite:
+    """Start a master for them, whose ranks have torch imported already; the pool's settings are keywords."""
+    return functools.partial(site, kubernetes, run, instep, forked, tmp_path, wait_until)
+
+
+@pytest.fixture
+def pool(make_site: MakeSite) -> Iterator[Site]:
+    """A master for them."""
+    with make_site() as made:
         yield made

@@ -68,9 +68,10 @@ class Gateway:
 
     def __exit__(self, *_: object) -> None:
         """End all connections."""
-        self.cut()
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
+        self._loop.close()
 
     def kubeconfig(self, path: Path) -> Path:
         """A copy of a kubeconfig whose server is this one."""
@@ -96,8 +97,14 @@ class Gateway:
         self._is_cut = False
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0, ssl=self._identity, backlog=256)
-        self.address = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0, ssl=self._identity, backlog=256)
+        self.address = f"https://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _end(self) -> None:
+        self._server.close()
+        connections = list(self._open)
+        self.cut()
+        await asyncio.gather(*connections, return_exceptions=True)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers = [writer]
@@ -117,12 +124,14 @@ class Gateway:
                 finally:
                     for one in tasks:
                         one.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
             pass
         finally:
             self._open.discard(task)
             for one in writers:
-                one.close()
+                # Nobody hears the end of what is cut.
+                one.transport.abort()
 
     async def _upwards(
         self, reader: asyncio.StreamReader, requests: asyncio.StreamWriter, is_held: asyncio.Event

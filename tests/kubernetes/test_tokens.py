@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,24 +10,18 @@ import pytest
 from conftest import Runner, Running
 
 from .cluster import KubernetesCluster
-from .conftest import NODES
-from .site import site
+from .conftest import NODES, MakeSite
 
 pytestmark = pytest.mark.soak
 
 
 def test_agents_of_an_allocation_are_few_and_take_no_names_of_machines(
-    kubernetes: KubernetesCluster,
-    run: Runner,
-    instep: Path,
-    forked: Path,
-    tmp_path: Path,
-    wait_until: Callable[..., None],
+    kubernetes: KubernetesCluster, make_site: MakeSite, run: Runner, instep: Path, tmp_path: Path
 ) -> None:
     for name in NODES[1:]:
         kubernetes.kubectl("cordon", name)
     try:
-        with site(kubernetes, run, instep, forked, tmp_path, wait_until, incomplete_timeout=600) as pool:
+        with make_site(incomplete_timeout=600) as pool:
             cluster = pool.cluster
             experiment = pool.create()
 

@@ -16,9 +16,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::arguments::SettingsArguments;
+use super::companion;
 use super::log_file::read_from;
+use super::running::Difference;
 use super::serve::{End, serve};
-use super::{companion, running};
 use crate::console;
 use crate::report::{Hinted, chain};
 
@@ -74,7 +75,11 @@ pub(crate) fn up(arguments: &UpArguments) -> anyhow::Result<ExitCode> {
     if let Some(found) = find(&options.database)? {
         let presence = wait_for_address(&options.database, found)?;
         let what = format!("a master already serves this database, at {}", shown(&presence));
-        let changed = running::changed(&settings, &options.database, &presence);
+        let Difference { changed, unsaid } = Difference::of(&settings, &options.database, &presence);
+        let again = match &unsaid[..] {
+            [] => again,
+            unsaid => format!("{again} (it also has {}: repeat what you want to keep)", unsaid.join(" ")),
+        };
         if !changed.is_empty() {
             let what = format!("{what}, with other settings: {}", changed.join(", "));
             let second = match options.advertise {

@@ -45,26 +45,42 @@ fn write(path: &Path, content: &[u8]) -> std::io::Result<()> {
     file.write_all(content)
 }
 
-/// What somebody wants otherwise than a master that runs has it: `--host is 127.0.0.1, not 0.0.0.0`. What nobody said,
-/// nobody wants.
-pub(super) fn changed(wanted: &Settings, database: &Path, presence: &Presence) -> Vec<String> {
-    let text = std::fs::read_to_string(path(database)).unwrap_or_default();
-    let record = serde_json::from_str(&text).ok().filter(|record: &Record| record.pid == presence.pid);
-    let mut running = record.map(|record| record.settings).unwrap_or_default();
-    // Where it really serves, also if any free port was to be taken.
-    for (name, address) in [("port", &presence.address), ("proxy_port", &presence.tasks)] {
-        if let Some((_, port)) = address.as_ref().and_then(|address| address.rsplit_once(':')) {
-            running.insert(name.to_owned(), port.to_owned());
+/// How the settings that somebody wants and those of a master that runs differ.
+#[derive(Debug, Default)]
+pub(super) struct Difference {
+    /// Wanted otherwise: `--host is 127.0.0.1, not 0.0.0.0`. What nobody said, nobody wants.
+    pub(super) changed: Vec<String>,
+    /// What the master was started with, and nobody says now: `--checkpoints /data`.
+    pub(super) unsaid: Vec<String>,
+}
+
+impl Difference {
+    /// Between what is wanted and what the master of a database has.
+    pub(super) fn of(wanted: &Settings, database: &Path, presence: &Presence) -> Difference {
+        let text = std::fs::read_to_string(path(database)).unwrap_or_default();
+        let record = serde_json::from_str(&text).ok().filter(|record: &Record| record.pid == presence.pid);
+        let mut running = record.map(|record| record.settings).unwrap_or_default();
+        let flag = |name: &str| KEYS.iter().find(|key| key.name == name).map_or("", |key| key.flag);
+        let rows: Vec<_> = wanted.rows().into_iter().filter(|(name, _, _)| *name != "db").collect();
+        let unsaid = rows.iter().filter(|(_, _, origin)| *origin == Origin::Default).filter_map(|(name, value, _)| {
+            let now = running.get(*name).filter(|now| *now != value && !now.is_empty())?;
+            Some(format!("--{} {now}", flag(name)))
+        });
+        let unsaid = unsaid.collect();
+        // Where it really serves, also if any free port was to be taken.
+        for (name, address) in [("port", &presence.address), ("proxy_port", &presence.tasks)] {
+            if let Some((_, port)) = address.as_ref().and_then(|address| address.rsplit_once(':')) {
+                running.insert(name.to_owned(), port.to_owned());
+            }
         }
+        let any_port = |name: &str, value: &str| ["port", "proxy_port"].contains(&name) && value == "0";
+        let said = rows.into_iter().filter(|(_, _, origin)| *origin != Origin::Default);
+        let changed = said.filter_map(|(name, value, _)| {
+            let now = running.get(name).filter(|now| **now != value && !any_port(name, &value))?;
+            Some(format!("--{} is {}, not {value}", flag(name), if now.is_empty() { "not set" } else { now }))
+        });
+        Difference { changed: changed.collect(), unsaid }
     }
-    let flag = |name: &str| KEYS.iter().find(|key| key.name == name).map_or("", |key| key.flag);
-    let said = wanted.rows().into_iter().filter(|(name, _, origin)| *name != "db" && *origin != Origin::Default);
-    let any_port = |name: &str, value: &str| ["port", "proxy_port"].contains(&name) && value == "0";
-    let differs = said.filter_map(|(name, value, _)| {
-        let now = running.get(name).filter(|now| **now != value && !any_port(name, &value))?;
-        Some(format!("--{} is {}, not {value}", flag(name), if now.is_empty() { "not set" } else { now }))
-    });
-    differs.collect()
 }
 
 #[cfg(test)]

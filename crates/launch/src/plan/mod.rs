@@ -126,6 +126,7 @@ pub fn resolve(mut request: Request, environment: impl Fn(&str) -> Option<OsStri
     warnings.extend(found.warnings);
     let rendezvous = resolve_rendezvous(&request, &conf, max_nodes, node_rank)?;
     let job_terms = job_terms(&conf, &rendezvous.mode, nodes, max_restarts, recovery::step_recovery(&request)?)?;
+    warnings.extend(conf.misplaced(&rendezvous.mode));
     warnings.extend(endpoint_nobody_gave(&request, &rendezvous.mode, max_nodes));
     if default_threads.is_some() {
         let name = environment::OMP_NUM_THREADS;

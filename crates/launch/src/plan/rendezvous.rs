@@ -264,6 +264,17 @@ impl RendezvousConf {
         without_effect.chain(unknown).collect()
     }
 
+    /// Says which settings are those of the other rendezvous.
+    pub(super) fn misplaced(&self, mode: &RendezvousMode) -> Vec<String> {
+        let (name, misplaced, hint): (_, &[&str], _) = match mode {
+            RendezvousMode::Standalone => return Vec::new(),
+            RendezvousMode::C10d { .. } => ("c10d", &["timeout"], "use join_timeout and read_timeout"),
+            RendezvousMode::Static { .. } => ("static", &["join_timeout", "read_timeout"], "use timeout"),
+        };
+        let misplaced = misplaced.iter().filter(|key| self.has(key));
+        misplaced.map(|key| format!("--rdzv-conf {key} has no effect with --rdzv-backend {name}: {hint}")).collect()
+    }
+
     /// Whether the user has set it.
     pub(super) fn has(&self, key: &str) -> bool {
         self.0.contains_key(key)

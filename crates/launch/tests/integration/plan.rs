@@ -74,6 +74,23 @@ fn several_nodes_join_at_the_endpoint() {
 }
 
 #[test]
+fn timeouts_of_the_other_rendezvous_cause_a_warning() {
+    for (backend, given, hint) in
+        [("c10d", "timeout=5", "use join_timeout and read_timeout"), ("static", "join_timeout=5", "use timeout")]
+    {
+        let plan = resolve(|request| {
+            request.nnodes = Some("2".to_owned());
+            request.rdzv_backend = Some(backend.to_owned());
+            request.rdzv_endpoint = "127.0.0.1:29400".to_owned();
+            request.rdzv_conf = given.to_owned();
+        });
+        let key = given.trim_end_matches("=5");
+        let warning = format!("--rdzv-conf {key} has no effect with --rdzv-backend {backend}: {hint}");
+        assert!(plan.expect("valid").warnings.contains(&warning));
+    }
+}
+
+#[test]
 fn the_command_is_what_torchrun_would_run() {
     let words = |plan: Plan| plan.command.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>();
     let plan = resolve(|request| request.script_arguments = vec!["--x".into()]).expect("valid");

@@ -398,12 +398,14 @@ impl Jobs {
                 format!("waiting: {engine} job {job} is pending ({reason})")
             }
             Stage::Has { job, phase, agents } => {
-                let nodes = match phase {
-                    Some(Phase::Running { nodes }) => format!(" on {nodes}"),
-                    _ => String::new(),
-                };
                 let (here, all) = (agents.len(), record.wanted.nodes);
-                format!("starting: {engine} job {job} runs{nodes}, {here} of {all} agents are here")
+                let state = match phase {
+                    // The pods of a Job start one by one.
+                    Some(Phase::Waiting { reason }) => format!("is pending ({reason})"),
+                    Some(Phase::Running { nodes }) => format!("runs on {nodes}"),
+                    _ => "runs".to_owned(),
+                };
+                format!("starting: {engine} job {job} {state}, {here} of {all} agents are here")
             }
             Stage::Submitting | Stage::Due { .. } | Stage::Unknown { .. } => match &record.trouble {
                 Some(why) => format!("waiting: {engine} did not take the job, which is submitted again: {why}"),

@@ -85,10 +85,15 @@ impl<T: Object> Copy<T> {
     }
 
     fn all(&self, now: Instant) -> Vec<T> {
+        self.filter(now, |_| true)
+    }
+
+    fn filter(&self, now: Instant, is_wanted: impl Fn(&T) -> bool) -> Vec<T> {
         let made = self.made.iter().filter(|(_, (_, since))| now.duration_since(*since) < UNSEEN);
         let made: BTreeMap<&String, &T> = made.map(|(name, (object, _))| (name, object)).collect();
         let watched = self.objects.iter().filter(|(name, _)| !made.contains_key(name));
-        watched.map(|(_, object)| object).chain(made.values().copied()).cloned().collect()
+        let all = watched.map(|(_, object)| object).chain(made.values().copied());
+        all.filter(|object| is_wanted(object)).cloned().collect()
     }
 }
 
@@ -142,11 +147,16 @@ impl<T: Object> Mirror<T> {
         lock(&self.copy).made.remove(name);
     }
 
-    /// Keeps the copy for ever.
-    pub(crate) async fn keep(self, client: Client, selection: Selection) {
+    /// Those of the objects that are wanted, as far as they are known.
+    pub(crate) fn filter(&self, is_wanted: impl Fn(&T) -> bool) -> Vec<T> {
+        lock(&self.copy).filter(Instant::now(), is_wanted)
+    }
+
+    /// Keeps the copy for ever. `heard` is told of every object that has changed: it may be gone when somebody looks.
+    pub(crate) async fn keep(self, client: Client, selection: Selection, heard: impl Fn(&T)) {
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.follow(&client, &selection).await {
+            match self.follow(&client, &selection, &heard).await {
                 Ok(()) => {
                     pause = FIRST_PAUSE;
                     // A server that ends watches at once must not be asked for ever more.
@@ -170,7 +180,7 @@ impl<T: Object> Mirror<T> {
     }
 
     /// Lists if there is nothing to go on from, then watches until that ends.
-    async fn follow(&self, client: &Client, selection: &Selection) -> Result<(), Error> {
+    async fn follow(&self, client: &Client, selection: &Selection, heard: &impl Fn(&T)) -> Result<(), Error> {
         let known = lock(&self.copy).version.clone();
         let version = match known {
             Some(version) => version,
@@ -184,7 +194,9 @@ impl<T: Object> Mirror<T> {
         let mut watch = client.watch::<T>(selection, &version).await?;
         lock(&self.copy).trouble = None;
         while let Some(event) = watch.next().await? {
+            let changed = if let WatchEvent::Put(object) = &event { Some(object.clone()) } else { None };
             let goes_on = lock(&self.copy).happened(event);
+            changed.iter().for_each(heard);
             self.changed.send_replace(());
             if !goes_on {
                 break;

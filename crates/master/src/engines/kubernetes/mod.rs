@@ -241,9 +241,7 @@ impl Pool {
         let jobs = self.jobs.all()?;
         let mut pods: BTreeMap<String, Vec<Pod>> = BTreeMap::new();
         for pod in self.pods.all()? {
-            // Two Jobs of the same name, one after the other, have different pods.
-            let owner = pod.metadata.labels.get("batch.kubernetes.io/controller-uid").cloned().unwrap_or_default();
-            pods.entry(owner).or_default().push(pod);
+            pods.entry(owner(&pod).to_owned()).or_default().push(pod);
         }
         let ready = jobs.into_iter().filter(|job| job.metadata.annotations.contains_key(READY));
         let mut disrupted = lock(&self.disrupted);
@@ -257,6 +255,19 @@ impl Pool {
             (job, observed)
         });
         Ok(seen.collect())
+    }
+
+    /// Remembers why a pod ends, should somebody else end it.
+    fn note_disruption(&self, pod: &Pod) {
+        let uid = owner(pod);
+        if !observed::is_being_ended(pod) || lock(&self.disrupted).contains_key(uid) {
+            return;
+        }
+        let pods = self.pods.filter(|other| owner(other) == uid);
+        let [job] = &self.jobs.filter(|job| job.metadata.uid == uid)[..] else { return };
+        if let Some(why) = observed::disrupted(job, &pods.iter().collect::<Vec<_>>()) {
+            lock(&self.disrupted).insert(uid.to_owned(), why);
+        }
     }
 
     /// Keeps the copies, and has half-placed gangs give their nodes back, until it is aborted.
@@ -276,8 +287,8 @@ impl Pool {
         tracing::info!(pool = self.name, server = access.host, port = access.port, namespace, "a pool of Kubernetes");
         let selection = manifest::selection(&self.cluster, &self.name, namespace);
         tokio::join!(
-            self.jobs.clone().keep(client.clone(), selection.clone()),
-            self.pods.clone().keep(client.clone(), selection),
+            self.jobs.clone().keep(client.clone(), selection.clone(), |_| {}),
+            self.pods.clone().keep(client.clone(), selection, |pod| self.note_disruption(pod)),
             self.tend(&client, look),
         );
     }
@@ -341,6 +352,11 @@ impl Pool {
             }
         }
     }
+}
+
+/// The uid of the Job that has made a pod. Two Jobs of the same name, one after the other, have different pods.
+fn owner(pod: &Pod) -> &str {
+    pod.metadata.labels.get("batch.kubernetes.io/controller-uid").map_or("", String::as_str)
 }
 
 fn gang_of(job: &Job, observed: &Observed) -> gangs::Gang {

@@ -67,7 +67,11 @@ fn is_over(pod: &Pod) -> bool {
 fn phase(job: &Job, pods: &[&Pod], queue: Option<&str>, disrupted: Option<&str>) -> Phase {
     let conditions = &job.status.conditions;
     if holding(conditions, "Complete").is_some() {
-        return Phase::Ended { why: "all its pods have ended in order".to_owned(), in_order: true };
+        // Pods that were asked to end may have done so in order.
+        return match disrupted {
+            Some(why) => Phase::Ended { why: why.to_owned(), in_order: false },
+            None => Phase::Ended { why: "all its pods have ended in order".to_owned(), in_order: true },
+        };
     }
     if let Some(failed) = holding(conditions, "Failed") {
         return Phase::Ended { why: why_failed(failed, pods, disrupted), in_order: false };
@@ -151,6 +155,11 @@ fn disruption(pod: &Pod) -> Option<&Condition> {
     holding(&pod.status.conditions, "DisruptionTarget")
 }
 
+/// Whether somebody has asked it to end.
+pub(crate) fn is_being_ended(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some() || disruption(pod).is_some()
+}
+
 /// Its node is silent, and the pod's time is over: nobody knows what became of it.
 fn is_lost(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
@@ -158,7 +167,7 @@ fn is_lost(pod: &Pod) -> bool {
 }
 
 /// Why the cluster or somebody ends a pod of a Job that would have run on.
-fn disrupted(job: &Job, pods: &[&Pod]) -> Option<String> {
+pub(crate) fn disrupted(job: &Job, pods: &[&Pod]) -> Option<String> {
     if let Some(pod) = pods.iter().find(|pod| disruption(pod).is_some()) {
         return Some(why_over(pod));
     }
@@ -354,6 +363,7 @@ mod tests {
         let failed = of(condition("Failed", "BackoffLimitExceeded"));
         let ended = Phase::Ended { why: why.clone(), in_order: false };
         assert_eq!(seen(&failed, &[], Some(&why)).phase, ended);
+        assert_eq!(seen(&of(condition("Complete", "")), &[], Some(&why)).phase, ended, "it saved, and left in order");
         // Those that end with their Job are not why it ends.
         let failing = of(condition("FailureTarget", "BackoffLimitExceeded"));
         let suspended = job(&json!({"spec": {"completions": 2, "suspend": true}}));

@@ -23,6 +23,7 @@ from conftest import Runner
 
 from .conftest import Client, Failed, Master
 from .det import Commands, det
+from .trial import make_trial, refused, report
 
 __all__ = ["det"]
 
@@ -237,6 +238,18 @@ def test_requests_that_a_proxy_could_read_otherwise_are_refused(master: Master) 
         answer = answer_to(master, f"{start}{length}\r\n{login}{start}{headers}\r\n{chunks}")
         assert "HTTP/1.1 400 " in answer, answer
         assert "both Content-Length and Transfer-Encoding" in answer
+
+
+def test_one_request_makes_no_answer_of_any_size(master: Master, api: Client) -> None:
+    made = make_trial(api)
+    report(api, made, 1, loss=0.5)
+    path = f"/api/v1/trials/time-series?group=training&trialIds={made.trial}"
+    trials = api("GET", path + f"&trialIds={made.trial}" * 1000)["trials"]
+    assert [len(trial["metrics"]) for trial in trials] == [1], "each trial is there once"
+    many = "".join(f"&trialIds={number}" for number in range(100, 201))
+    for more, said in ((many, "names 102 trials: at most 100"), ("&maxDatapoints=100001", "at most 100000")):
+        status, why = refused(api, "GET", path + more)
+        assert (status, said in why) == (400, True), why
 
 
 def test_names_have_no_control_characters(master: Master) -> None:

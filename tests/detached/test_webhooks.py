@@ -150,3 +150,15 @@ def test_webhooks_are_seen_by_who_may_change_them_and_lead_nowhere_private(
         webhook("https://example.org", COMPLETED, mode="WEBHOOK_MODE_UNSPECIFIED"),
     ):
         assert refused(admin, "POST", "/api/v1/webhooks", wrong)[0] == 400
+
+
+def test_what_every_change_of_a_state_reads_is_short(master: Master) -> None:
+    admin, url = master.client.login("admin"), "https://example.org/x"
+    for body in (
+        webhook(url, {**CUSTOM, "condition": [0] * 1000}, mode="WEBHOOK_MODE_SPECIFIC"),
+        webhook(url, {**LINE, "condition": {"regex": "a" * 1100}}),
+        webhook(f"{url}/{'a' * 2100}", LINE),
+    ):
+        status, said = refused(admin, "POST", "/api/v1/webhooks", body)
+        assert (status, "the limit is" in said) == (400, True), said
+    assert admin("GET", "/api/v1/webhooks")["webhooks"] == []

@@ -94,7 +94,8 @@ def test_job_that_somebody_deletes_or_ends_is_made_again(pool: Site) -> None:
     deadline = json.dumps({"spec": {"activeDeadlineSeconds": 1}})
     kubernetes.kubectl("patch", "job", second, "--namespace", NAMESPACE, "--patch", deadline)
     pool.wait_until(lambda: cluster.text(trial).count(resumed) == 2)
-    assert f"Kubernetes job {second} has ended: its time is over (DeadlineExceeded)" in cluster.text(trial)
+    why = f"Kubernetes job {second} has ended: its time is over (DeadlineExceeded)"
+    pool.wait_until(lambda: why in cluster.text(trial))
     pool.go.touch()
     cluster.wait_for(experiment, "STATE_COMPLETED")
     assert pool.restarts(experiment) == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,13 @@ pytestmark = pytest.mark.soak
 
 
 def test_agents_of_an_allocation_are_few_and_take_no_names_of_machines(
-    kubernetes: KubernetesCluster, make_site: MakeSite, run: Runner, instep: Path, tmp_path: Path
+    kubernetes: KubernetesCluster,
+    make_site: MakeSite,
+    run: Runner,
+    instep: Path,
+    forked: Path,
+    tmp_path: Path,
+    wait_until: Callable[..., None],
 ) -> None:
     for name in NODES[1:]:
         kubernetes.kubectl("cordon", name)

@@ -25,6 +25,12 @@ impl Peer {
         !self.forwarded && self.remote.ip().to_canonical().is_loopback()
     }
 
+    /// Whether the caller is on this machine, by whichever of its addresses. What another master here passes on is, too.
+    pub(crate) fn is_here(&self) -> bool {
+        let (remote, local) = (self.remote.ip().to_canonical(), self.local.ip().to_canonical());
+        (!self.forwarded || local.is_loopback()) && (remote.is_loopback() || remote == local)
+    }
+
     /// Whether the caller is a process of the user that this process belongs to, on this machine. Reads files of the
     /// kernel: call it where blocking is allowed.
     pub(crate) fn is_own_user(&self) -> bool {
@@ -53,6 +59,9 @@ mod tests {
             drop(client);
             let stranger = Peer { remote: SocketAddr::from(([10, 0, 0, 1], 80)), ..peer };
             assert!(!stranger.is_own_user());
+            assert!(peer.is_here() && elsewhere.is_here() && !stranger.is_here(), "both masters are on one machine");
+            let passed_on = Peer { local: SocketAddr::from(([10, 0, 0, 2], 80)), ..elsewhere };
+            assert!(!passed_on.is_here(), "another master's machine is not this one");
         }
     }
 }

@@ -45,6 +45,8 @@ const RETRY_PERIOD: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Seconds before each further attempt; after the last the event is given up.
 const AGAIN: [i64; 6] = [1, 5, 30, 120, 600, 3600];
+/// Bytes of the address of a webhook.
+const LONGEST_URL: usize = 2 << 10;
 /// Addresses of one name that are looked at.
 const MOST_ADDRESSES: usize = 16;
 
@@ -131,6 +133,9 @@ impl Resolver for CarefulResolver {
 
 /// What is wrong with an address that somebody wants to be told at.
 pub(crate) fn objection(url: &str) -> Option<String> {
+    if url.len() > LONGEST_URL {
+        return Some(format!("the url has {} bytes, the limit is {LONGEST_URL}", url.len()));
+    }
     let parsed: Result<Uri, _> = url.parse();
     match parsed {
         Ok(uri)

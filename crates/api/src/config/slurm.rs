@@ -133,7 +133,7 @@ pub fn sbatch_objection(option: &str, giver: Giver) -> Option<String> {
         Giver::User if matches!(name, "nodelist" | "exclude") && value.contains('/') => {
             Some(format!("--{name} takes names of nodes here, and no file"))
         }
-        Giver::User if name == "dependency" && value.contains("expand") => {
+        Giver::User if name == "dependency" && value.to_ascii_lowercase().contains("expand") => {
             Some("--dependency=expand:… is for jobs of one's own, and all jobs here are the master's".to_owned())
         }
         Giver::User if name == "gres" && value.split(',').any(is_of_gpus) => {
@@ -246,6 +246,7 @@ mod tests {
             ("--exclude=./hosts", User, Some("no file")),
             ("--dependency=afterok:12", User, None),
             ("--dependency=expand:12", User, Some("one's own")),
+            ("--dependency=Expand:12", User, Some("one's own")),
             ("--gres=craynetwork:1", User, None),
             ("--gres=license:1,GPU:8", User, Some("slots of the task")),
             ("--gres=gpu:8", Administrator, None),

@@ -63,9 +63,16 @@ impl Default for AdminState {
 pub(crate) struct Link {
     pub number: u64,
     pub orders: mpsc::Sender<Order>,
+    /// The agent is on the master's machine.
+    pub is_here: bool,
 }
 
 impl Agent {
+    /// Whether what it serves may be on the master's machine: an engine's agent may be a user's program, and say anything.
+    pub(super) fn may_be_here(&self) -> bool {
+        self.bound.is_none() || self.link.as_ref().is_some_and(|link| link.is_here)
+    }
+
     /// From the database: it is awaited from now on.
     fn from_row(row: AgentRow) -> Agent {
         Agent {
@@ -235,6 +242,7 @@ impl Agents {
         &mut self,
         hello: Hello,
         orders: mpsc::Sender<Order>,
+        is_here: bool,
         outbox: &mut Outbox,
     ) -> Result<u64, Refusal> {
         if let Some(why) = self.objection(&hello) {
@@ -257,7 +265,7 @@ impl Agents {
             registered_at,
             bound: hello.bound.map(|bound| bound.allocation),
             leaving: false,
-            link: Some(Link { number, orders }),
+            link: Some(Link { number, orders, is_here }),
             silent_since: Instant::now(),
             name: hello.agent,
         };

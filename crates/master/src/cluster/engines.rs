@@ -123,7 +123,7 @@ impl Engines {
     pub(super) fn container_objection(&self, pool: &str, container: &Container) -> Option<String> {
         match &self.pools.get(pool)?.engine {
             EngineSettings::Slurm(_) => None,
-            EngineSettings::Kubernetes(settings) => container.objection(&settings.allow),
+            EngineSettings::Kubernetes(settings) => container.objection(settings),
         }
     }
 

@@ -376,8 +376,8 @@ impl Cluster {
     }
 
     /// An agent says hello; orders for it go to `orders`. Gives the number of the connection.
-    pub(crate) async fn hello(&self, hello: Hello, orders: mpsc::Sender<Order>) -> Result<u64, Refusal> {
-        self.change(move |state, outbox| state.hello(hello, orders, outbox)).await
+    pub(crate) async fn hello(&self, hello: Hello, orders: mpsc::Sender<Order>, is_here: bool) -> Result<u64, Refusal> {
+        self.change(move |state, outbox| state.hello(hello, orders, is_here, outbox)).await
     }
 
     /// An agent reports.

@@ -14,15 +14,18 @@ const LONGEST_WHY: usize = 8000;
 
 /// How a share ended, as people can be shown it: agents pass on what tasks say.
 fn readable(ending: Ending) -> Ending {
-    let plain = |letter: char| if letter.is_control() && letter != '\n' { ' ' } else { letter };
-    let readable = |why: String| why.chars().take(LONGEST_WHY).map(plain).collect();
     let exit = match ending.exit {
-        Exit::Code { code, why } => Exit::Code { code, why: why.map(readable) },
-        Exit::Failed { why } => Exit::Failed { why: readable(why) },
-        Exit::Lost { why } => Exit::Lost { why: readable(why) },
+        Exit::Code { code, why } => Exit::Code { code, why: why.map(plain) },
+        Exit::Failed { why } => Exit::Failed { why: plain(why) },
+        Exit::Lost { why } => Exit::Lost { why: plain(why) },
         Exit::Killed => Exit::Killed,
     };
     Ending { exit, ..ending }
+}
+
+fn plain(why: String) -> String {
+    let plain = |letter: char| if letter.is_control() && letter != '\n' { ' ' } else { letter };
+    why.chars().take(LONGEST_WHY).map(plain).collect()
 }
 
 impl ClusterState {
@@ -31,6 +34,7 @@ impl ClusterState {
         &mut self,
         mut hello: Hello,
         orders: mpsc::Sender<Order>,
+        is_here: bool,
         outbox: &mut Outbox,
     ) -> Result<u64, Refusal> {
         let (name, shares) = (hello.agent.clone(), std::mem::take(&mut hello.shares));
@@ -39,7 +43,7 @@ impl ClusterState {
             Some(_) => self.admit_bound(&mut hello, outbox)?,
             None => self.refuse_in_pool_of_engine(&hello)?,
         }
-        let number = self.agents.register(hello, orders, outbox)?;
+        let number = self.agents.register(hello, orders, is_here, outbox)?;
         if let Some(bound) = &bound {
             self.bound_joined(bound, &name);
         }
@@ -87,7 +91,7 @@ impl ClusterState {
             // It came when the connection began.
             Report::Hello(_) => {}
             Report::Leaving => self.agents.leaving(agent),
-            Report::Notice { why } => self.notice_to_bound(agent, why, outbox),
+            Report::Notice { why } => self.notice_to_bound(agent, plain(why), outbox),
             Report::Started { share } => self.started(agent, &share, outbox),
             Report::Exited { share, exit } => self.exited(agent, &share, exit, outbox),
         }

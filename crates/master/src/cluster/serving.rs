@@ -4,6 +4,7 @@ use instep_api::config::ProxyPort;
 use instep_api::link::{Protocol, Service};
 use instep_api::states::AllocationState;
 
+use super::agents::Agent;
 use super::allocation::{Allocation, Purpose};
 use super::ports::SERVICE_PORT;
 use super::state::ClusterState;
@@ -49,6 +50,8 @@ pub(crate) struct Serving {
     pub secret: Option<String>,
     /// Whether nobody is asked who they are: it asks itself, or is for everybody.
     pub unauthenticated: bool,
+    /// Whether it may be on the master's machine.
+    pub may_be_here: bool,
 }
 
 /// Why a task does not serve what is asked for.
@@ -80,7 +83,9 @@ impl ClusterState {
         let allocation = self.allocations.of_task(&target.task)?;
         let placed = allocation.placed.as_ref().filter(|_| allocation.state == AllocationState::Running)?;
         // Of several machines it is the first one's, where the chief runs.
-        let address = &placed.shares.first()?.address;
+        let first = placed.shares.first()?;
+        let address = &first.address;
+        let may_be_here = self.agents.get(&first.agent).is_some_and(Agent::may_be_here);
         let live = self.commands.get(&target.task);
         if let (None, Some(live)) = (target.port, live)
             && let Some(service) = live.service(&target.task, address, placed.ports.get(SERVICE_PORT).copied())
@@ -91,7 +96,7 @@ impl ClusterState {
             }
             // The server of a shell asks for its key.
             let unauthenticated = service.protocol == Protocol::Tcp;
-            return Some(Serving { service, secret: live.details.secret.clone(), unauthenticated });
+            return Some(Serving { service, secret: live.details.secret.clone(), unauthenticated, may_be_here });
         }
         let port = self.proxy_ports(allocation)?.iter().find(|port| match target.port {
             Some(wanted) => port.proxy_port == wanted,
@@ -103,7 +108,7 @@ impl ClusterState {
             path: format!("/proxy/{target}/"),
             protocol: if port.proxy_tcp { Protocol::Tcp } else { Protocol::Http },
         };
-        Some(Serving { service, secret: None, unauthenticated: port.unauthenticated })
+        Some(Serving { service, secret: None, unauthenticated: port.unauthenticated, may_be_here })
     }
 
     /// The ports of a task that others may reach, as its configuration names them.

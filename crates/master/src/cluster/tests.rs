@@ -133,7 +133,7 @@ impl Master {
 
     fn agent(&self, name: &str, slots: u32, shares: Vec<ShareState>) -> Agent {
         let (sender, orders) = mpsc::channel(1000);
-        let connection = self.wait(self.cluster().hello(hello(name, slots, shares), sender)).unwrap();
+        let connection = self.wait(self.cluster().hello(hello(name, slots, shares), sender, false)).unwrap();
         let mut agent = Agent { name: name.into(), connection, orders };
         assert!(matches!(agent.next(self), Order::Welcome(_)));
         agent
@@ -442,7 +442,7 @@ fn agents_that_do_not_fit_are_refused() {
     let _agent = master.agent("one", 1, vec![]);
     let refused = |hello: Hello| {
         let (sender, _orders) = mpsc::channel(10);
-        match master.wait(master.cluster().hello(hello, sender)) {
+        match master.wait(master.cluster().hello(hello, sender, false)) {
             Err(Refusal::Precondition(why)) => why,
             other => panic!("not refused: {other:?}"),
         }

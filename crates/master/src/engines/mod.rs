@@ -12,11 +12,11 @@ pub mod options;
 pub(crate) mod slurm;
 pub(crate) mod slurm_output;
 
-use std::collections::BTreeSet;
-
 use instep_api::config::Environment;
 use instep_policy::engine::{JobId, Seen};
 use serde_json::{Map, Value};
+
+use kubernetes::settings::KubernetesSettings;
 
 /// What an engine is to run for one allocation.
 #[derive(Clone, PartialEq)]
@@ -59,9 +59,9 @@ impl Container {
         }
     }
 
-    /// What a user may not say in a pool that allows `allow`, for people.
-    pub(crate) fn objection(&self, allow: &BTreeSet<String>) -> Option<String> {
-        let what = kubernetes::template::user_objection(self.pod_spec.as_ref()?, allow)?;
+    /// What a user may not say in a pool, for people.
+    pub(crate) fn objection(&self, pool: &KubernetesSettings) -> Option<String> {
+        let what = kubernetes::template::user_objection(self.pod_spec.as_ref()?, pool)?;
         Some(format!("environment.pod_spec: {what}"))
     }
 }

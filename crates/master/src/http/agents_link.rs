@@ -216,7 +216,11 @@ fn is_loopback(address: &str) -> bool {
 /// for the pages of its task. Its own machine and the link's neighbours are no place for them.
 fn misplaced(peer: Peer, hello: &Hello) -> Option<String> {
     hello.bound.as_ref()?;
-    let is_local = peer.remote.ip().to_canonical().is_loopback();
+    let hint = "hint: give an IP address at which other machines reach its node, with `--address`";
+    if hello.addresses.is_empty() {
+        return Some(format!("agent {} of an engine's job gives no address\n{hint}", hello.agent));
+    }
+    let is_local = peer.is_here();
     let is_proper = |address: &IpAddr| match address.to_canonical() {
         address if address.is_unspecified() || address.is_multicast() => false,
         address if address.is_loopback() => is_local,
@@ -226,8 +230,7 @@ fn misplaced(peer: Peer, hello: &Hello) -> Option<String> {
     let improper = |address: &&String| !address.parse().as_ref().is_ok_and(is_proper);
     let address = hello.addresses.iter().find(improper)?;
     Some(format!(
-        "agent {} of an engine's job gives {address} as its address, where the master connects to nobody\n\
-         hint: give an IP address at which other machines reach its node, with `--address`",
+        "agent {} of an engine's job gives {address} as its address, where the master connects to nobody\n{hint}",
         hello.agent
     ))
 }
@@ -248,7 +251,7 @@ async fn talk(mut socket: WebSocket, cluster: Cluster, mut permit: Permit) {
         return;
     }
     let (sender, mut orders) = mpsc::channel(ORDERS_AHEAD);
-    let connection = match cluster.hello(hello, sender).await {
+    let connection = match cluster.hello(hello, sender, permit.peer.is_here()).await {
         Ok(connection) => connection,
         Err(refusal) => {
             let why = match refusal {
@@ -427,6 +430,8 @@ mod tests {
             assert_eq!(misplaced(node, &unbound), None, "agents that lend slots have a token of their own: {address}");
         }
         assert_eq!(misplaced(peer("127.0.0.5:9"), &at("127.0.0.5")), None, "all is one machine");
+        let nowhere = misplaced(node, &Hello { addresses: Vec::new(), ..at("10.0.0.3") }).unwrap();
+        assert!(nowhere.contains("gives no address\nhint: "), "{nowhere}");
     }
 
     #[test]

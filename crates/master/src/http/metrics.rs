@@ -1,6 +1,6 @@
 //! Metrics: taking reports in, and giving them out as histories, streams and charts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use instep_api::identifiers::{RunId, TrialId};
 use instep_api::metrics::{
@@ -19,6 +19,10 @@ use crate::cluster::TrialReport;
 
 /// Points of a chart, for each metric, if nobody says how many.
 const DEFAULT_POINTS: usize = 1000;
+/// Steps of a trial and a group in one answer; trials in it; and values in all of it.
+const MOST_POINTS: usize = 100_000;
+const MOST_TRIALS: usize = 100;
+const MOST_VALUES: usize = 2_000_000;
 /// Bytes of a reporter's name.
 const LONGEST_NAME: usize = 100;
 
@@ -213,11 +217,21 @@ pub(crate) async fn compare(call: Call) -> Result<Json<CompareTrialsResponse>, F
     let first = query.value("startBatches")?.unwrap_or(0);
     let last = query.value("endBatches")?.filter(|last| *last > 0).unwrap_or(i64::MAX);
     let limit = query.value("maxDatapoints")?.filter(|limit| *limit > 0).unwrap_or(DEFAULT_POINTS);
+    if limit > MOST_POINTS {
+        return Err(Failure::invalid(format!("maxDatapoints is {limit}: at most {MOST_POINTS}")));
+    }
+    let mut ids: Vec<TrialId> = query.values("trialIds")?;
+    let mut seen = BTreeSet::new();
+    ids.retain(|id| seen.insert(*id));
+    if ids.len() > MOST_TRIALS {
+        return Err(Failure::invalid(format!("trialIds names {} trials: at most {MOST_TRIALS}", ids.len())));
+    }
+    let mut values = 0;
     let all_values = query.value("allValues")?.unwrap_or(false);
     let database = &call.application.database;
     call.note_asked();
     let mut trials = Vec::new();
-    for id in query.values::<TrialId>("trialIds")? {
+    for id in ids {
         call.may_read(Subject::Trial(id)).await?;
         let trial = database.trial(id, now()).await?;
         let mut groups = wanted.clone();
@@ -235,6 +249,11 @@ pub(crate) async fn compare(call: Call) -> Result<Json<CompareTrialsResponse>, F
                 true => database.values(id, group.clone(), names, (first, last), limit).await?,
                 false => database.chart(id, group.clone(), names, first, last, limit).await?,
             };
+            values += data.iter().map(|point| point.values.len()).sum::<usize>();
+            if values > MOST_VALUES {
+                let what = format!("the answer would have more than {MOST_VALUES} values");
+                return Err(Failure::invalid(format!("{what}\nhint: ask for fewer trials, metrics or maxDatapoints")));
+            }
             metrics.push(DownsampledMetrics { group, kind: kind.to_owned(), data });
         }
         trials.push(ComparableTrial { trial, metrics });

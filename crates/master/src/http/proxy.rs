@@ -3,6 +3,7 @@
 //! Whoever asks is known to the master by then. The task learns neither their token nor a cookie of the master's; what it
 //! answers holds for its own pages alone.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,12 +102,28 @@ impl Passage {
         let stream = stream.map_err(|error| self.away(&error))?;
         let ends = stream.local_addr().and_then(|here| Ok((here.ip().to_canonical(), stream.peer_addr()?)));
         let (here, there) = ends.map_err(|error| self.away(&error))?;
-        let is_this_machine = there.ip().to_canonical().is_loopback() || there.ip().to_canonical() == here;
-        if is_this_machine && application.sites.listens_on(there.port()) {
-            let what = format!("port {} of {} is the master's own", there.port(), service.address);
-            return Err(Failure::forbidden(format!("{what}\nhint: let the task listen on another port")));
+        match self.objection(there, here, |port| application.sites.listens_on(port)) {
+            Some(why) => Err(Failure::forbidden(why)),
+            None => Ok(stream),
         }
-        Ok(stream)
+    }
+
+    /// Why nobody may be led there, on whose way this machine has the address `here`.
+    fn objection(&self, there: SocketAddr, here: IpAddr, is_own_port: impl Fn(u16) -> bool) -> Option<String> {
+        let (address, port) = (&self.serving.service.address, there.port());
+        let is_this_machine = there.ip().to_canonical().is_loopback() || there.ip().to_canonical() == here;
+        if !is_this_machine {
+            return None;
+        }
+        if is_own_port(port) {
+            return Some(format!(
+                "port {port} of {address} is the master's own\nhint: let the task listen on another port"
+            ));
+        }
+        (!self.serving.may_be_here).then(|| {
+            let hint = "start its agent with `--address` and the address of its own node";
+            format!("the agent of task {} gives {address}, the master's machine\nhint: {hint}", self.target)
+        })
     }
 
     /// Waits until the way is open no longer, for a connection that has taken it.
@@ -302,7 +319,31 @@ mod tests {
     fn serving(secret: Option<&str>) -> Serving {
         let service =
             Service { address: "::1".to_owned(), port: 2600, path: "/proxy/t/".to_owned(), protocol: Protocol::Http };
-        Serving { service, secret: secret.map(str::to_owned), unauthenticated: false }
+        Serving { service, secret: secret.map(str::to_owned), unauthenticated: false, may_be_here: true }
+    }
+
+    #[test]
+    fn agents_of_an_engine_s_jobs_lead_nobody_to_the_master_s_machine() {
+        let passage = |may_be_here| {
+            let passage = passage(false);
+            Passage { serving: Serving { may_be_here, ..passage.serving }, ..passage }
+        };
+        let ends = |there: &str, here: &str| (there.parse().unwrap(), here.parse().unwrap());
+        let is_own_port = |port| port == 8080;
+        for (there, here) in [
+            ends("127.0.0.1:5432", "127.0.0.1"),
+            ends("[::ffff:127.0.0.1]:5432", "127.0.0.1"),
+            ends("10.0.0.1:5432", "10.0.0.1"),
+            ends("[fd00::1]:5432", "fd00::1"),
+        ] {
+            let why = passage(false).objection(there, here, is_own_port).unwrap();
+            assert!(why.contains("the master's machine\nhint: "), "{there}: {why}");
+            assert_eq!(passage(true).objection(there, here, is_own_port), None, "{there}");
+        }
+        let (there, here) = ends("10.0.0.2:8080", "10.0.0.1");
+        assert_eq!(passage(false).objection(there, here, is_own_port), None, "it is a node");
+        let (there, here) = ends("10.0.0.1:8080", "10.0.0.1");
+        assert!(passage(true).objection(there, here, is_own_port).unwrap().contains("is the master's own"));
     }
 
     fn passage(sandboxed: bool) -> Passage {

@@ -20,6 +20,8 @@ use crate::names;
 use crate::webhooks::{TASK_LOG, objection, tell_now};
 
 const MOST_TRIGGERS: usize = 20;
+/// Bytes of a trigger's condition: those of all webhooks are read at each change of an experiment's state.
+const LONGEST_CONDITION: usize = 1 << 10;
 /// Tests of webhooks at the same time: each waits for a receiver for up to 10 s.
 static TESTS: Semaphore = Semaphore::const_new(4);
 /// Bytes of what a script says.
@@ -73,6 +75,12 @@ fn without_key(url: &str) -> String {
 fn checked(request: TriggerRequest, mode: &str) -> Result<(String, Value), Failure> {
     let kind = request.trigger_type.unwrap_or_default();
     let condition = request.condition.unwrap_or_else(|| json!({}));
+    let bytes = condition.to_string().len();
+    if bytes > LONGEST_CONDITION {
+        return Err(Failure::invalid(format!(
+            "the condition of a trigger has {bytes} bytes, the limit is {LONGEST_CONDITION}"
+        )));
+    }
     match kind.as_str() {
         STATE_CHANGE => match condition["state"].as_str() {
             Some(state) => {

@@ -93,9 +93,18 @@ impl Work {
 pub(super) fn cluster(options: &Options, address: &str) -> Result<ClusterOptions, ServeError> {
     let mut cluster = options.cluster.clone();
     let is_slurm = |pool: &&EnginePool| pool.engine.kind() == EngineKind::Slurm;
-    let missing = missing_commands();
-    if let Some(pool) = cluster.engines.pools.iter().find(is_slurm).filter(|_| !missing.is_empty()) {
-        return Err(ServeError::NoSlurm { pool: pool.pool_name.clone(), commands: missing.join(", ") });
+    if let Some(pool) = cluster.engines.pools.iter().find(is_slurm) {
+        let missing = missing_commands();
+        if !missing.is_empty() {
+            return Err(ServeError::NoSlurm { pool: pool.pool_name.clone(), commands: missing.join(", ") });
+        }
+        if options.roles {
+            tracing::warn!(
+                pool = pool.pool_name,
+                "roles do not keep users of this pool apart: its jobs run as the account of this master, and may change what that \
+                 account can reach"
+            );
+        }
     }
     address.clone_into(&mut cluster.engines.address);
     cluster.engines.binary = std::env::current_exe().map_err(ServeError::System)?;

@@ -342,6 +342,10 @@ impl Jobs {
         let engine = self.engine;
         let ended = || format!("allocation {allocation} has ended, or does not run in {engine}");
         let dismissed = self.dismissed.contains_key(job);
+        let is_of = |record: &Record| matches!(&record.stage, Stage::Has { job: known, .. } if known == job);
+        if self.records.iter().any(|(name, record)| name != allocation && is_of(record)) {
+            return Err(format!("{engine} job {job} is another allocation's"));
+        }
         let record = self.records.get_mut(allocation).filter(|_| !dismissed).ok_or_else(ended)?;
         match &record.stage {
             Stage::Has { job: known, .. } if known == job => Ok(()),

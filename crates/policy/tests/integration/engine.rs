@@ -62,6 +62,10 @@ fn an_allocation_waits_starts_and_ends_with_its_job() {
     let job = JobId("7".to_owned());
     jobs.admit("t.1", &job).unwrap();
     assert_eq!(jobs.joined("t.1", 1, "n9-7"), None);
+    // Pods of a Job start one by one.
+    jobs.listed(Ok(vec![seen("7", waiting())]), at(6));
+    assert_eq!(jobs.reason("t.1").unwrap(), "starting: Slurm job 7 is pending (Resources), 1 of 2 agents are here");
+    jobs.listed(Ok(vec![seen("7", running())]), at(6));
     // The newest on a node counts, and whoever comes again is nobody else.
     assert_eq!(jobs.joined("t.1", 1, "n2-7").as_deref(), Some("n9-7"));
     assert_eq!(jobs.joined("t.1", 1, "n2-7"), None);
@@ -80,6 +84,17 @@ fn an_allocation_waits_starts_and_ends_with_its_job() {
     assert!(jobs.wants_list());
     jobs.listed(Ok(Vec::new()), at(80));
     assert!(!jobs.wants_list());
+}
+
+#[test]
+fn no_agent_takes_the_job_of_another_allocation() {
+    let mut jobs = submitted();
+    let others = Wanted { nodes: 1, placed: None };
+    let both: BTreeMap<String, Wanted> = wanted(false).into_iter().chain([("t.2".to_owned(), others)]).collect();
+    assert_eq!(jobs.reconcile(&both, at(3)), [Action::Submit { allocation: "t.2".to_owned() }]);
+    let why = jobs.admit("t.2", &JobId("7".to_owned())).unwrap_err();
+    assert_eq!(why, "Slurm job 7 is another allocation's");
+    jobs.admit("t.2", &JobId("8".to_owned())).unwrap();
 }
 
 #[test]

@@ -32,6 +32,8 @@ pub(crate) const READY: &str = "instep.ready";
 pub(crate) const RELEASED: &str = "instep.released";
 /// A Job that has ended is kept for this long, for those who want to see why.
 const KEEP_SECONDS: u32 = 600;
+/// Where a pod says on which nodes it may run.
+const NODE_TERMS: &str = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
 /// The key in the Secret, and the file's name in the pod.
 const TOKEN: &str = "token";
 /// Where the Secret is in a pod.
@@ -138,14 +140,29 @@ fn pod(place: Place<'_>, gang: &Gang, name: &str, (labels, annotations): (Value,
     let kinds = ["apiVersion", "kind"];
     let users = gang.container.pod_spec.iter().flatten().filter(|(key, _)| !kinds.contains(&key.as_str()));
     let users: Map<String, Value> = users.map(|(key, value)| (key.clone(), value.clone())).collect();
-    for mut template in [Value::Object(pool.pod_template.clone()), Value::Object(users)] {
+    let mut templates = [Value::Object(pool.pod_template.clone()), Value::Object(users)];
+    let terms = templates.each_ref().map(|template| template.pointer(NODE_TERMS).and_then(Value::as_array).cloned());
+    for template in &mut templates {
         // Both may have left the name of their only container out.
         if let Some(container) = template.pointer_mut("/spec/containers/0") {
             container["name"] = CONTAINER.into();
         }
-        merge(&mut pod, template);
+        merge(&mut pod, template.take());
     }
-    // Where the pool's pods may run is not for users to widen.
+    // Where the pool's pods may run is not for users to widen: terms are alternatives, so each of theirs has one of the pool's.
+    if let ([Some(of_pool), Some(of_user)], Some(merged)) = (terms, pod.pointer_mut(NODE_TERMS))
+        && !of_pool.is_empty()
+        && !of_user.is_empty()
+    {
+        let both = of_pool.iter().flat_map(|of_pool| {
+            of_user.iter().map(|of_user| {
+                let mut both = of_pool.clone();
+                merge(&mut both, of_user.clone());
+                both
+            })
+        });
+        *merged = both.collect();
+    }
     if let Some(selector) = pool.pod_template.get("spec").and_then(|spec| spec.get("nodeSelector")) {
         merge(&mut pod, json!({"spec": {"nodeSelector": selector}}));
     }
@@ -212,8 +229,7 @@ fn pod(place: Place<'_>, gang: &Gang, name: &str, (labels, annotations): (Value,
 /// Keeps a pod away from nodes, whatever its template says about others: all terms that it has are alternatives.
 fn exclude(pod: &mut Value, nodes: &[String]) {
     let elsewhere = json!({"key": "kubernetes.io/hostname", "operator": "NotIn", "values": nodes});
-    let path = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
-    match pod.pointer_mut(path).and_then(Value::as_array_mut).filter(|terms| !terms.is_empty()) {
+    match pod.pointer_mut(NODE_TERMS).and_then(Value::as_array_mut).filter(|terms| !terms.is_empty()) {
         Some(terms) => {
             for term in terms {
                 merge(term, json!({"matchExpressions": [elsewhere]}));
@@ -374,6 +390,28 @@ mod tests {
             {"nodeSelectorTerms": [{"matchExpressions": [zone]}, {}]}}}}});
         let both = terms(&made(&settings(json!({"pod_template": template})), &without));
         assert_eq!(both, json!([{"matchExpressions": [zone, elsewhere]}, {"matchExpressions": [elsewhere]}]));
+    }
+
+    #[test]
+    fn users_choose_among_the_nodes_of_their_pool() {
+        let to = |team: &str| json!({"key": "team", "operator": "In", "values": [team]});
+        let on = |terms: Value| {
+            json!({"spec": {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution":
+                {"nodeSelectorTerms": terms}}}}})
+        };
+        let pool = settings(
+            json!({"pod_template": on(json!([{"matchExpressions": [to("a")]}, {"matchExpressions": [to("b")]}]))}),
+        );
+        let wish = |terms: Value| {
+            let container = Container { pod_spec: on(terms).as_object().cloned(), ..Container::default() };
+            let job = made(&pool, &Gang { container, ..gang(1, 1) });
+            job["spec"]["template"].pointer(NODE_TERMS).cloned().unwrap()
+        };
+        let both = |team: &str| json!({"matchExpressions": [to(team), to("c")]});
+        assert_eq!(wish(json!([{"matchExpressions": [to("c")]}])), json!([both("a"), both("b")]));
+        let of_pool = json!([{"matchExpressions": [to("a")]}, {"matchExpressions": [to("b")]}]);
+        assert_eq!(wish(json!([{}])), of_pool);
+        assert_eq!(wish(json!([])), of_pool);
     }
 
     #[test]

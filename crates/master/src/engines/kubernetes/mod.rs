@@ -165,7 +165,7 @@ impl Pool {
 
     /// Creates the Job and its Secret, or finds those of an earlier attempt.
     async fn submit(&self, gang: &Gang) -> Result<JobId, String> {
-        if let Some(what) = gang.container.objection(&self.settings.allow) {
+        if let Some(what) = gang.container.objection(&self.settings) {
             return Err(what);
         }
         let client = self.client()?;

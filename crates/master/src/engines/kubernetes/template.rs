@@ -7,6 +7,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
+use super::settings::KubernetesSettings;
+
 /// How Determined calls the container that the task runs in. Ours has the same name.
 pub(crate) const CONTAINER: &str = "determined-container";
 
@@ -120,18 +122,19 @@ fn the_container(spec: &Map<String, Value>) -> Result<Option<&Map<String, Value>
 }
 
 /// What of a user's `environment.pod_spec` the pool does not allow, for people; none if all of it may be merged.
-pub(crate) fn user_objection(template: &Map<String, Value>, allow: &BTreeSet<String>) -> Option<String> {
+pub(crate) fn user_objection(template: &Map<String, Value>, pool: &KubernetesSettings) -> Option<String> {
     let mut parts = Vec::new();
     if template.values().any(has_null) {
         return Some("null would take away what the pool sets: leave out what you do not set".to_owned());
     }
-    if let Err(what) = parts_of(template, &mut parts).and_then(|()| mounts(template)) {
+    let checked = parts_of(template, &mut parts).and_then(|()| no_names_of_pool(template, &pool.pod_template));
+    if let Err(what) = checked.and_then(|()| mounts(template)) {
         return Some(what);
     }
     if let Some(what) = our_label(template) {
         return Some(what);
     }
-    let may = |part: &str| USUAL.contains(&part) || (ON_REQUEST.contains(&part) && allow.contains(part));
+    let may = |part: &str| USUAL.contains(&part) || (ON_REQUEST.contains(&part) && pool.allow.contains(part));
     let refused = parts.iter().find(|part| !may(part))?;
     let hint = match ON_REQUEST.contains(&refused.as_str()) {
         true => format!("\nhint: an administrator may add `{refused}` to `allow` of the pool"),
@@ -173,12 +176,17 @@ fn parts_of(template: &Map<String, Value>, parts: &mut Vec<String>) -> Result<()
 }
 
 fn volumes(value: &Value, parts: &mut Vec<String>) -> Result<(), String> {
-    let wrong = || "spec.volumes: must be a list of maps".to_owned();
+    let wrong = || "spec.volumes: must be a list of maps with `name` and one kind, such as `emptyDir`".to_owned();
     for volume in value.as_array().ok_or_else(wrong)? {
-        let kinds = volume.as_object().ok_or_else(wrong)?.keys().filter(|key| *key != "name");
+        let volume = volume.as_object().filter(|volume| volume.len() == 2 && is_text(volume.get("name")));
+        let kinds = volume.ok_or_else(wrong)?.keys().filter(|key| *key != "name");
         parts.extend(kinds.map(|kind| format!("volumes.{kind}")));
     }
     Ok(())
+}
+
+fn is_text(value: Option<&Value>) -> bool {
+    value.is_some_and(Value::is_string)
 }
 
 /// A null anywhere in what is merged.
@@ -191,7 +199,23 @@ fn has_null(value: &Value) -> bool {
     }
 }
 
-/// Users mount the volumes that they name themselves: entries for the pool's own would change how those are mounted.
+/// What a user names as the pool names something would be merged into that: a claim that is mounted in part, say, or an init
+/// container with rights.
+fn no_names_of_pool(template: &Map<String, Value>, pool: &Map<String, Value>) -> Result<(), String> {
+    for list in ["volumes", "initContainers"] {
+        let names = |template: &Map<String, Value>| -> BTreeSet<String> {
+            let entries = template.get("spec").and_then(|spec| spec.get(list)).and_then(Value::as_array);
+            let names = entries.into_iter().flatten().filter_map(|entry| entry.get("name").and_then(Value::as_str));
+            names.map(str::to_owned).collect()
+        };
+        if let Some(name) = names(template).intersection(&names(pool)).next() {
+            return Err(format!("spec.{list}: the pool has a {name} already: choose another name"));
+        }
+    }
+    Ok(())
+}
+
+/// Users mount the volumes that they declare themselves: entries for the pool's own would change how those are mounted.
 fn mounts(template: &Map<String, Value>) -> Result<(), String> {
     let Some(spec) = template.get("spec").and_then(Value::as_object) else { return Ok(()) };
     let Some(container) = the_container(spec)? else { return Ok(()) };
@@ -275,8 +299,13 @@ mod tests {
     use super::*;
 
     fn objection(template: Value, allow: &[&str]) -> Option<String> {
-        let allow = allow.iter().map(|part| (*part).to_owned()).collect();
-        user_objection(template.as_object().unwrap(), &allow)
+        let volume = json!({"name": "shared", "persistentVolumeClaim": {"claimName": "everything"}});
+        let mount = json!({"name": "shared", "mountPath": "/data", "subPath": "public", "readOnly": true});
+        let own = json!({"spec": {"volumes": [volume], "initContainers": [{"name": "driver"}],
+                                  "containers": [{"volumeMounts": [mount]}]}});
+        let pool = json!({"image": "i", "slots_per_node": 1, "allow": allow, "pod_template": own});
+        let pool: KubernetesSettings = serde_json::from_value(pool).unwrap();
+        user_objection(template.as_object().unwrap(), &pool)
     }
 
     fn with_container(container: Value) -> Value {
@@ -303,6 +332,13 @@ mod tests {
             (json!({"spec": {"volumes": [{"name": "r", "hostPath": {"path": "/"}}]}}), "volumes.hostPath"),
             (json!({"spec": {"volumes": [{"name": "r", "secret": {"secretName": "s"}}]}}), "volumes.secret"),
             (json!({"spec": {"volumes": "all"}}), "spec.volumes"),
+            (
+                json!({"spec": {"volumes": [{"name": "shared"}], "containers": [{"volumeMounts": [
+                    {"name": "shared", "mountPath": "/data", "subPath": "", "readOnly": false}]}]}}),
+                "spec.volumes: must be a list of maps with `name` and one kind",
+            ),
+            (json!({"spec": {"volumes": [{"name": "shared", "emptyDir": {}}]}}), "the pool has a shared already"),
+            (json!({"spec": {"volumes": [{"emptyDir": {}, "nfs": {}}]}}), "with `name` and one kind"),
             (json!({"metadata": {"ownerReferences": []}}), "metadata.ownerReferences"),
             (json!({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "theirs"}}}), "is set by instep"),
             (json!({"spec": {"containers": [{"name": "miner"}]}}), "may have one container"),
@@ -342,6 +378,10 @@ mod tests {
             objection(template(), &[]).unwrap().contains("hint: an administrator may add `spec.priorityClassName`")
         );
         assert_eq!(objection(template(), &["spec.priorityClassName"]), None);
+        let init =
+            |name: &str| objection(json!({"spec": {"initContainers": [{"name": name}]}}), &["spec.initContainers"]);
+        assert_eq!(init("mine"), None);
+        assert!(init("driver").unwrap().contains("the pool has a driver already"));
         let never = with_container(json!({"image": "mine"}));
         assert!(objection(never, &["container.image"]).is_some(), "only what is on the list counts");
         assert!(!can_be_allowed("container.image"));

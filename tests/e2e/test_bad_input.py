@@ -175,6 +175,15 @@ def ports() -> Iterator[dict[str, int]]:
     web.server_close()
 
 
+def test_another_program_is_no_node_with_another_token(
+    desk: Desk, ports: dict[str, int], instep: Path, run: Runner
+) -> None:
+    token = run(instep, "job-token").expect(0).stdout.strip()
+    words = f"{C10D} 127.0.0.1:{ports['web']} ok.py"
+    running = desk.start(words, environment={"INSTEP_JOB_TOKEN": token})
+    desk.refused(running, "is not a node of this job that has its token (it answered")
+
+
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     """A web server that keeps its log to itself."""
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -83,6 +84,16 @@ def root_cause(shown: Result) -> str:
     _, root, cause = shown.stderr.partition("Root cause (first failure):\n")
     assert root, shown
     return cause.partition("---")[0]
+
+
+def test_nodes_of_one_machine_meet_at_any_of_its_loopback_addresses(run: Runner, instep: Path) -> None:
+    """Debian has its host name at 127.0.1.1."""
+    with socket.create_server(("127.0.1.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    words = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.1.1:{port}", "--log-dir=/dev/null"]
+    program = ["--no-python", "sh", "-c", "echo rank $RANK"]
+    jobs = [run.start(instep, "run", *words, *program) for _ in range(2)]
+    assert sorted(job.wait(30).expect(0).stdout for job in jobs) == ["rank 0\n", "rank 1\n"]
 
 
 # Sixteen imports of torch on a busy machine with two cores.

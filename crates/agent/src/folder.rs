@@ -3,6 +3,7 @@
 //! ```text
 //! STATE/                0711: tasks of other users must find their own folder
 //!   agent.lock          held by the agent
+//!   identity            by which the master tells it from another agent of this name
 //!   heard               when the master was last heard, in milliseconds since the machine started
 //!   shares/ID/          0711, of the agent's user
 //!     share.json        which share it is, and its devices
@@ -84,6 +85,21 @@ impl StateFolder {
     /// The folder of a share; `None` for an identifier that cannot be a name.
     pub fn share(&self, resources: &str) -> Option<ShareFolder> {
         is_name(resources).then(|| ShareFolder(self.shares().join(resources)))
+    }
+
+    /// What distinguishes the agent of this folder from all others, made when it is first asked for.
+    pub fn identity(&self) -> io::Result<String> {
+        let path = self.0.join("identity");
+        match fs::read_to_string(&path) {
+            Ok(text) if is_name(text.trim()) => return Ok(text.trim().to_owned()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+        let mut bytes = [0; 16];
+        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        let identity: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        fs::write(path, format!("{identity}\n"))?;
+        Ok(identity)
     }
 
     /// Notes that the master was heard just now.

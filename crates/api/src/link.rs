@@ -122,6 +122,9 @@ pub struct Hello {
     /// The allocation that it was started for by a scheduler such as Slurm: it serves no other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bound: Option<Bound>,
+    /// Its state folder's: two agents of one machine look alike otherwise. Older agents have none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub identity: String,
 }
 
 /// What binds an agent to one allocation.

@@ -64,9 +64,10 @@ pub(crate) struct LendArguments {
     /// Let tasks inherit this variable of the agent besides the usual ones; NAME* for all that begin so; may be repeated
     #[arg(long, value_name = "NAME")]
     pub(crate) pass_environment: Vec<String>,
-    /// With root: Unix user for tasks of accounts that have none; a name, UID or UID:GID
-    #[arg(long, value_name = "USER", default_value = "nobody")]
-    pub(crate) default_user: String,
+    /// With root: Unix user for tasks of accounts that have none; a name, UID or UID:GID [default: nobody; in a pod of
+    /// Kubernetes the user that its container has]
+    #[arg(long, value_name = "USER")]
+    pub(crate) default_user: Option<String>,
     /// With root: folder that users may mount with `bind_mounts`, read-only without `:rw`; may be repeated
     #[arg(long, value_name = "PATH[:rw]")]
     pub(crate) allow_mount: Vec<String>,
@@ -241,7 +242,9 @@ fn options(
 ) -> anyhow::Result<Options> {
     let binary = std::env::current_exe()?;
     let python = interpreter::find(arguments.python.as_deref(), |name| std::env::var_os(name), Some(&binary))?;
-    let default_user = default_user(&arguments.default_user)?;
+    // A pod is walls enough, and its image and template say whom it runs as.
+    let unnamed = if pod::is_here(|name| std::env::var(name).ok()) { "root" } else { "nobody" };
+    let default_user = default_user(arguments.default_user.as_deref().unwrap_or(unnamed))?;
     warn_of_python(&python.path, &default_user);
     let name = match (node, &arguments.name) {
         (Some(node), _) => node.agent_name(),

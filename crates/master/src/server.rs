@@ -166,7 +166,8 @@ impl ServeError {
             ServeError::Bind { .. } | ServeError::Host { .. } => "choose another --host or --port",
             ServeError::BindProxy { .. } => "choose another --proxy-port, or 0 for any free port",
             ServeError::Unsafe { .. } => {
-                "start it on 127.0.0.1, give each of them a password (`instep user change-password USER`), then start it again"
+                "start it on 127.0.0.1, log in (`instep login admin`), give each of them a password (`instep user change-password USER`, \
+                 admin last), then start it again"
             }
             ServeError::Database(Error::InUse { .. }) => "stop it with `instep down`, or choose another --db",
             ServeError::Database(Error::InUseHere { .. }) => {

@@ -170,8 +170,10 @@ pub fn run(options: &Options, host: &mut dyn Host) -> Result<u8, AgentError> {
     }
     let shares = Shares::find(state.clone(), environment, tenant, groups).map_err(failed)?;
     let signals = block_signals()?;
+    let identity = state.identity().map_err(failed)?;
     let mut agent = Agent {
         options,
+        identity,
         state,
         lock,
         shares,
@@ -234,6 +236,7 @@ fn block_signals() -> Result<SignalFd, AgentError> {
 struct Agent<'a> {
     options: &'a Options,
     state: StateFolder,
+    identity: String,
     lock: Lock,
     shares: Shares,
     signals: SignalFd,
@@ -495,6 +498,7 @@ impl Agent<'_> {
             shares: self.shares.states(),
             serves: self.shares.serves(),
             bound: self.options.bound.clone(),
+            identity: self.identity.clone(),
         }
     }
 

@@ -23,6 +23,8 @@ use crate::control::token::JobToken;
 /// The first byte of a connection that is encrypted.
 pub(crate) const FIRST_BYTE: u8 = b'N';
 const OPENING_BYTES: usize = 1 + HELLO_BYTES;
+/// Of an answer in another protocol.
+const SHOWN_BYTES: usize = 16;
 /// What the store's clients begin with.
 const STORE_FIRST_BYTE: u8 = instep_store::protocol::HELLO[0];
 
@@ -59,6 +61,9 @@ pub(crate) enum ChannelError {
     /// The other side has another token, or none, or another [`PROTOCOL`].
     #[error("it did not prove that it has this job's token")]
     NotProved,
+    /// It speaks another protocol, in text.
+    #[error("it answered \"{}\"", .0.escape_ascii())]
+    Text(Vec<u8>),
     /// The connection broke.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -96,7 +101,14 @@ pub(crate) fn initiate(token: &JobToken) -> io::Result<(Initiator, Vec<u8>)> {
 
 /// Takes the answer; gives the channel, and the proof to send before anything else.
 pub(crate) fn answered(initiator: Initiator, answer: &[u8; ANSWER_BYTES]) -> Result<(Channel, Vec<u8>), ChannelError> {
-    let session = initiator.finish(answer).map_err(|_| ChannelError::NotProved)?;
+    let refused = || match &answer[..SHOWN_BYTES] {
+        // What a node answers looks random, or is a line of JSON where it refuses.
+        text if text[0] != b'{' && text.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\r' | b'\n')) => {
+            ChannelError::Text(text.to_vec())
+        }
+        _ => ChannelError::NotProved,
+    };
+    let session = initiator.finish(answer).map_err(|_| refused())?;
     let mut channel = Channel::from(session);
     let proof = channel.outbound.wrap(&[])?;
     Ok((channel, proof))
@@ -105,7 +117,7 @@ pub(crate) fn answered(initiator: Initiator, answer: &[u8; ANSWER_BYTES]) -> Res
 impl From<ChannelError> for io::Error {
     fn from(error: ChannelError) -> io::Error {
         match error {
-            ChannelError::NotProved => io::Error::other(error.to_string()),
+            ChannelError::NotProved | ChannelError::Text(_) => io::Error::other(error.to_string()),
             ChannelError::Io(cause) => cause,
         }
     }

@@ -70,6 +70,9 @@ pub(super) fn handshake(
     let mut channel = match Channel::open(&mut stream, plan.token.as_ref()) {
         Ok(channel) => channel,
         Err(ChannelError::NotProved) => return Err(RendezvousError::NotProved { endpoint: endpoint.clone() }),
+        Err(error @ ChannelError::Text(_)) => {
+            return Err(RendezvousError::NoChannel { endpoint: endpoint.clone(), what: error.to_string() });
+        }
         Err(ChannelError::Io(cause)) => return Ok(HandshakeReply::NotACoordinator(silence(&cause))),
     };
     let mut received = Vec::new();

@@ -9,7 +9,7 @@ mod service;
 pub(crate) mod torchrun;
 
 use std::io;
-use std::net::{IpAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use instep_policy::election::HostPort;
@@ -305,9 +305,20 @@ pub(crate) fn this_machine() -> String {
     if known { "localhost" } else { "127.0.0.1" }.to_owned()
 }
 
-/// Listens on loopback alone where the job's host is loopback.
+/// Listens on loopback alone where the job's host is loopback: on the address that is meant, too, if it is one such as 127.0.1.1.
 fn listen(host: &str, port: u16) -> io::Result<Vec<TcpListener>> {
-    if is_loopback(host) { instep_store::listen_loopback(port) } else { instep_store::listen(port) }
+    if !is_loopback(host) {
+        return instep_store::listen(port);
+    }
+    let mut listeners = instep_store::listen_loopback(port)?;
+    let is_usual = |address: &IpAddr| *address == Ipv4Addr::LOCALHOST || *address == Ipv6Addr::LOCALHOST;
+    if let (Ok(address), [first, ..]) = (host.parse::<IpAddr>(), &listeners[..])
+        && !is_usual(&address)
+    {
+        let port = first.local_addr()?.port();
+        listeners.extend(instep_store::listen_at(SocketAddr::new(address, port))?);
+    }
+    Ok(listeners)
 }
 
 fn is_loopback(host: &str) -> bool {

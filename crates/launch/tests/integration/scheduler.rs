@@ -288,6 +288,13 @@ fn pods_of_an_indexed_job_know_their_rank() {
     assert_eq!(plan.connect_timeout, Duration::from_secs(600));
     assert!(resolve(&pod(0), |request| request.nnodes = Some("2:4".to_owned())).expect("valid").terms.elastic());
 
+    // Ranks of a pod that runs alone have their store with them, not in the first pod.
+    for index in [0, 1] {
+        let alone = resolve(&pod(index).with("PET_NNODES="), |_| {}).expect("valid");
+        assert_eq!(alone.rendezvous, RendezvousMode::Standalone);
+        assert!(alone.warnings.iter().any(|warning| warning.contains("this pod runs alone")), "{:?}", alone.warnings);
+    }
+
     // The static form, whose node ranks torchrun's users copy from the index.
     let fixed = |index| {
         resolve(&pod(index).with("PET_RDZV_ENDPOINT="), |request| {

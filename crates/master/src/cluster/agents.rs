@@ -38,6 +38,8 @@ pub(crate) struct Agent {
     pub registered_at: Timestamp,
     /// The allocation that an engine has started it for: it is given nothing else, and not remembered.
     pub bound: Option<String>,
+    /// Of its state folder; empty if it says none, or has not said it to this master.
+    pub identity: String,
     /// It ends what it runs, and goes.
     pub leaving: bool,
     /// The connection; `None` since `silent_since`.
@@ -90,6 +92,7 @@ impl Agent {
             },
             registered_at: row.registered_at,
             bound: None,
+            identity: String::new(),
             leaving: false,
             link: None,
             silent_since: Instant::now(),
@@ -108,6 +111,7 @@ impl Agent {
             admin: AdminState::default(),
             registered_at: now(),
             bound: Some(allocation.to_owned()),
+            identity: String::new(),
             leaving: false,
             link: None,
             silent_since: Instant::now(),
@@ -182,7 +186,7 @@ pub(crate) fn fault_of(hello: &Hello) -> Option<String> {
     let devices = hello.devices.iter().flat_map(|device| [("device", &device.brand), ("device", &device.uuid)]);
     let addresses = hello.addresses.iter().map(|address| ("address", address));
     let bound = hello.bound.iter().flat_map(|bound| [("allocation", &bound.allocation), ("job", &bound.job)]);
-    let texts = [("pool", &hello.pool), ("version", &hello.version)].into_iter();
+    let texts = [("pool", &hello.pool), ("version", &hello.version), ("identity", &hello.identity)].into_iter();
     let texts = texts.chain(addresses).chain(devices).chain(bound);
     for (what, text) in texts.chain(served.map(|name| ("user", name))) {
         if text.len() > LONGEST_TEXT {
@@ -264,6 +268,7 @@ impl Agents {
             admin,
             registered_at,
             bound: hello.bound.map(|bound| bound.allocation),
+            identity: hello.identity,
             leaving: false,
             link: Some(Link { number, orders, is_here }),
             silent_since: Instant::now(),
@@ -292,11 +297,14 @@ impl Agents {
         }
         let known = self.known.get(&hello.agent).filter(|agent| agent.link.is_some() && !agent.leaving)?;
         // The same agent over a new connection, before the end of the old one was noticed.
-        if known.addresses == hello.addresses && known.devices == hello.devices {
+        let looks_alike = known.addresses == hello.addresses && known.devices == hello.devices;
+        let [before, after] = [&known.identity, &hello.identity];
+        if looks_alike && (before == after || before.is_empty() || after.is_empty() || known.bound.is_some()) {
             return None;
         }
         let (name, address) = (&known.name, known.addresses.first().map_or("elsewhere", String::as_str));
-        Some(format!("an agent named {name} is connected already, from {address}\nhint: choose another name"))
+        let hint = "`instep up` has started one on its own machine; for a second one there, choose another --name";
+        Some(format!("an agent named {name} is connected already, from {address}\nhint: {hint}"))
     }
 
     /// Why a name is not free, if it is that of an agent of another kind: one that an engine has started shows a token that
@@ -460,6 +468,7 @@ mod tests {
             shares: Vec::new(),
             serves: Serves::Everybody,
             bound: None,
+            identity: String::new(),
         };
         assert_eq!(fault_of(&hello()), None);
         type Spoil = fn(&mut Hello);

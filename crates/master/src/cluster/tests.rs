@@ -152,6 +152,7 @@ fn hello(name: &str, slots: u32, shares: Vec<ShareState>) -> Hello {
         shares,
         serves: Serves::Everybody,
         bound: None,
+        identity: String::new(),
     }
 }
 
@@ -449,6 +450,15 @@ fn agents_that_do_not_fit_are_refused() {
     };
     let other = Hello { addresses: vec!["elsewhere".into()], ..hello("one", 1, vec![]) };
     assert!(refused(other).contains("connected already"));
+    // Another agent of the same machine looks alike; this one over another connection does not only look so.
+    let folder = |identity: &str| Hello { identity: identity.into(), ..hello("three", 1, vec![]) };
+    for identity in ["a", "a", ""] {
+        let (sender, _orders) = mpsc::channel(10);
+        master.wait(master.cluster().hello(folder(identity), sender, false)).unwrap();
+    }
+    let (sender, _orders) = mpsc::channel(10);
+    master.wait(master.cluster().hello(folder("a"), sender, false)).unwrap();
+    assert!(refused(folder("b")).contains("`instep up` has started one"));
     assert!(refused(Hello { protocol: VERSION + 1, ..hello("two", 1, vec![]) }).contains("version"));
     assert!(refused(hello("no name", 1, vec![])).contains("name of an agent"));
 }

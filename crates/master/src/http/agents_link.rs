@@ -362,6 +362,7 @@ mod tests {
             shares: Vec::new(),
             serves: Serves::Everybody,
             bound: None,
+            identity: String::new(),
         }
     }
 

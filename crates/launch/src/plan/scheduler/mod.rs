@@ -11,9 +11,9 @@ mod slurm;
 
 use super::error::{PlanError, error};
 use super::nodes::node_range;
-use super::rendezvous::{RendezvousConf, parse_endpoint};
+use super::rendezvous::RendezvousConf;
 use super::request::Request;
-use crate::rendezvous::endpoint::{DEFAULT_DYNAMIC_PORT, DEFAULT_STATIC_PORT, Endpoint};
+use crate::rendezvous::endpoint::DEFAULT_DYNAMIC_PORT;
 use crate::workers::environment;
 
 pub use self::finding::Finding;
@@ -131,7 +131,8 @@ pub(super) fn fill_in(
                  Job, set PET_NNODES to their number"
                     .to_owned(),
             );
-            name_port(request)?;
+            // The endpoint is the first pod's, where the ranks of this one have no store.
+            request.standalone = true;
             Ok(Found { warnings, ..Found::default() })
         }
         _ => Ok(Found { warnings, ..Found::default() }),
@@ -141,16 +142,6 @@ pub(super) fn fill_in(
 /// Whether Slurm's number of a job is all that has come here, and nobody asks for several nodes.
 fn is_left_alone(request: &Request, variable: &impl Fn(&str) -> Option<String>) -> bool {
     request.nnodes.is_none() && slurm::job_without_nodes(variable).is_some()
-}
-
-/// The endpoint of a pod that runs alone need not name a port: nobody else comes there.
-fn name_port(request: &mut Request) -> Result<(), PlanError> {
-    if !request.rdzv_endpoint.is_empty() && request.rdzv_backend() == "static" {
-        let endpoint = parse_endpoint(&request.rdzv_endpoint)?;
-        let port = endpoint.port.unwrap_or(DEFAULT_STATIC_PORT);
-        request.rdzv_endpoint = Endpoint { port: Some(port), ..endpoint }.to_string();
-    }
-    Ok(())
 }
 
 fn says_where(request: &Request) -> bool {

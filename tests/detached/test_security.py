@@ -240,7 +240,7 @@ def test_requests_that_a_proxy_could_read_otherwise_are_refused(master: Master) 
         assert "both Content-Length and Transfer-Encoding" in answer
 
 
-def test_one_request_makes_no_answer_of_any_size(master: Master, api: Client) -> None:
+def test_one_request_makes_no_answer_of_any_size(api: Client) -> None:
     made = make_trial(api)
     report(api, made, 1, loss=0.5)
     path = f"/api/v1/trials/time-series?group=training&trialIds={made.trial}"

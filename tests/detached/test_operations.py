@@ -127,7 +127,17 @@ def test_a_second_agent_of_the_machine_needs_another_name(
     """Both have the machine's name, address and devices; neither may take the other's connection."""
     address = address_in(operator("up", "--port", "0", "--slots", "2").expect(0).stdout)
     wait_until(lambda: lent(address) == 2, 20, "the agent")
-    words = ("agent", "--master", address, "--slots", "2", "--state-folder", tmp_path / "second")
+    words = (
+        "agent",
+        "--master",
+        address,
+        "--slots",
+        "2",
+        "--default-user",
+        "root",
+        "--state-folder",
+        tmp_path / "second",
+    )
     failed(operator(*words), "is connected already", "`instep up` has started one on its own machine", "--name")
     assert operator("command", "run", "sleep 1; echo done", INSTEP_MASTER=address).expect(0).stdout.endswith("done\n")
 

@@ -127,19 +127,15 @@ def test_a_second_agent_of_the_machine_needs_another_name(
     """Both have the machine's name, address and devices; neither may take the other's connection."""
     address = address_in(operator("up", "--port", "0", "--slots", "2").expect(0).stdout)
     wait_until(lambda: lent(address) == 2, 20, "the agent")
-    words = (
-        "agent",
-        "--master",
-        address,
-        "--slots",
-        "2",
-        "--default-user",
-        "root",
-        "--state-folder",
-        tmp_path / "second",
+    options = ("--slots", "2", "--default-user", "root", "--state-folder", tmp_path / "second")
+    failed(
+        operator("agent", "--master", address, *options),
+        "is connected already",
+        "`instep up` has started one on its own machine",
+        "--name",
     )
-    failed(operator(*words), "is connected already", "`instep up` has started one on its own machine", "--name")
-    assert operator("command", "run", "sleep 1; echo done", INSTEP_MASTER=address).expect(0).stdout.endswith("done\n")
+    said = operator("command", "run", "sleep 1; echo done", INSTEP_MASTER=address).expect(0).stdout
+    assert "|| done\n" in said, said
 
 
 def test_up_takes_no_slots_from_tasks_at_work(operator: Operator, wait_until: Callable[..., None]) -> None:

@@ -114,6 +114,10 @@ def test_a_master_that_cannot_be_reached_is_an_error_with_a_hint(run: Runner, py
         ("https", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", "its address begins with http://"),
         ("http", b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "name another master, or unset"),
     )
+    typo = {**settings, "INSTEP_MASTER": "http//localhost:1"}
+    _, stderr = python_code(run, python, typo, "instep.core.init()", status=1)
+    assert "INSTEP_MASTER: `http//localhost:1` is not the address of a master" in stderr
+    assert stderr.count("hint: ") == 1, stderr
     for scheme, answer, hint in others:
         with answering(answer) as port:
             environment = {**settings, "INSTEP_MASTER": f"{scheme}://127.0.0.1:{port}"}

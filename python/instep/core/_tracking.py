@@ -47,7 +47,10 @@ def connect(address: str) -> MasterClient:
         )
     variable = "INSTEP_MASTER" if environment.get("INSTEP_MASTER") else "DET_MASTER"
     # Short: a wrong address should be said now. What comes later is patient.
-    probe = MasterClient(address, certificates=certificates, patience=2.0)
+    try:
+        probe = MasterClient(address, certificates=certificates, patience=2.0)
+    except ValueError as error:
+        raise ValueError(f"{variable}: {error}\nhint: set it to an address such as http://127.0.0.1:8080") from None
     try:
         probe.call("GET", "/api/v1/master")
     except (MasterUnreachable, MasterRefused) as error:

@@ -274,8 +274,11 @@ impl ClusterState {
                 jobs.submitted(&allocation, answer, moment)
             }
             Answer::Listed(answer) => {
-                if let Err(why) = &answer {
-                    tracing::warn!(why, "{engine} does not list its jobs");
+                match (&answer, jobs.silence()) {
+                    // Once: it is asked every few seconds.
+                    (Err(why), before) if before != Some(why) => tracing::warn!(why, "{engine} does not list its jobs"),
+                    (Ok(_), Some(_)) => tracing::info!("{engine} lists its jobs again"),
+                    (Ok(_) | Err(_), _) => {}
                 }
                 jobs.listed(answer, moment)
             }

@@ -133,6 +133,11 @@ impl Jobs {
         !self.listed || !self.records.is_empty() || !self.dismissed.is_empty()
     }
 
+    /// Why the engine cannot be heard at present, if it cannot.
+    pub fn silence(&self) -> Option<&str> {
+        self.silent.as_deref()
+    }
+
     /// When something must be done even if nothing happens.
     pub fn deadline(&self) -> Option<Timestamp> {
         let due = |record: &Record| match record.stage {

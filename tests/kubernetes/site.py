@@ -41,7 +41,8 @@ class KubernetesMaster(Master):
     ) -> None:
         super().__init__(start, instep, database)
         self.pool, self.beside = pool, beside
-        agent = [f"--python={python}", "--default-user=root", "--task-memory=none", "--task-processes=none"]
+        # Tasks run as the user of the pod, by default.
+        agent = [f"--python={python}", "--task-memory=none", "--task-processes=none"]
         self.engine = {
             "type": "kubernetes",
             "kubeconfig": str(kubernetes.service_account()),

@@ -54,6 +54,24 @@ def test_every_report_is_there_once_after_the_master_was_killed(
     assert lines == [f"line {step}\n" for step in range(steps)]
 
 
+def test_a_script_waits_once_for_a_master_that_does_not_come_back(
+    run: Runner, python: Path, settings: Settings, master: Master
+) -> None:
+    code = """
+import os, signal, sys
+import instep.core
+from instep.core import _context
+_context.FLUSH_S = 1.0
+with instep.core.init() as context:
+    os.kill(int(sys.argv[1]), signal.SIGKILL)
+    context.train.report_training_metrics(1, {"loss": 0.5})
+"""
+    done = run(python, "-c", code, str(master.process.pid), env=settings).expect(0)
+    assert "were not delivered within 1 s" in done.stderr, done
+    assert "the end of trial 1 was not recorded either" in done.stderr, done
+    assert done.seconds < 20, "calls beside reports are tried for 30 s"
+
+
 def python_code(run: Runner, python: Path, settings: Settings, *lines: str, status: int = 0) -> tuple[str, str]:
     done = run(python, "-c", "\n".join(("import instep.core", *lines)), env=settings).expect(status)
     return done.stdout, done.stderr

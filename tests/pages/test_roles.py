@@ -24,7 +24,7 @@ def test_lists_hold_what_one_may_see_and_say_why_they_are_empty(window: Window, 
     user = master.client.login()("GET", "/api/v1/me")["user"]["id"]
     viewer = {"userId": user, "roleAssignment": {"role": {"roleId": 4}, "scopeWorkspaceId": 1}}
     admin("POST", "/api/v1/roles/add-assignments", {"userRoleAssignments": [viewer]})
-    page.goto("/")
+    page.goto("/det/experiments")
     expect(page.get_by_test_id("experiments")).to_contain_text("hidden run")
 
 

@@ -109,6 +109,10 @@ class Context:
             left, why = undelivered
             say(f"{left} reports or lines of output were not delivered within {FLUSH_S:.0f} s: {why}")
         if tracking.chief and not tracking.managed:
+            if undelivered is not None:
+                # It has been waited for long enough.
+                say(f"the end of trial {tracking.trial_id} was not recorded either")
+                return
             try:
                 tracking.set_state("ERROR" if failed else "COMPLETED")
             except (MasterRefused, MasterUnreachable) as error:

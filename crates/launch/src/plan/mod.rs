@@ -308,7 +308,7 @@ fn find_interpreter(
 }
 
 /// Options that no script but a launcher has; others, such as `--log-dir`, may be the script's own.
-const LAUNCHERS_OWN: [&str; 9] = [
+const LAUNCHERS_OWN: [&str; 10] = [
     "max-restarts",
     "nnodes",
     "node-rank",
@@ -317,6 +317,7 @@ const LAUNCHERS_OWN: [&str; 9] = [
     "rdzv-conf",
     "rdzv-endpoint",
     "rdzv-id",
+    "spares",
     "standalone",
 ];
 

@@ -112,6 +112,7 @@ pub(crate) fn routes() -> Vec<Route> {
         route(Get, "/", Open, pages::page).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/det/cluster", Open, pages::page).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/det/queue", Open, pages::page).answers(Kind::Other("text/html; charset=utf-8")),
+        route(Get, "/det/experiments", Open, pages::page).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/det/experiments/{id}", Open, pages::experiment).answers(Kind::Other("text/html; charset=utf-8")),
         route(Get, "/assets/{name}", Open, pages::asset).answers(Kind::Other("*/*")),
         route(Post, "/api/v1/auth/login", Open, authentication::login)

@@ -3,7 +3,7 @@
 //! ```text
 //! STATE/                0711: tasks of other users must find their own folder
 //!   agent.lock          held by the agent
-//!   identity            by which the master tells it from another agent of this name
+//!   identity.json       by which the master tells it from another agent of this name
 //!   heard               when the master was last heard, in milliseconds since the machine started
 //!   shares/ID/          0711, of the agent's user
 //!     share.json        which share it is, and its devices
@@ -89,16 +89,14 @@ impl StateFolder {
 
     /// What distinguishes the agent of this folder from all others, made when it is first asked for.
     pub fn identity(&self) -> io::Result<String> {
-        let path = self.0.join("identity");
-        match fs::read_to_string(&path) {
-            Ok(text) if is_name(text.trim()) => return Ok(text.trim().to_owned()),
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Ok(_) | Err(_) => {}
+        let path = self.0.join("identity.json");
+        if let Some(known) = read_json(&path).ok().filter(|known: &String| is_name(known)) {
+            return Ok(known);
         }
         let mut bytes = [0; 16];
-        File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        getrandom::fill(&mut bytes).map_err(io::Error::other)?;
         let identity: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        fs::write(path, format!("{identity}\n"))?;
+        write_json(&path, &identity)?;
         Ok(identity)
     }
 
@@ -380,6 +378,19 @@ mod tests {
     use instep_api::link::Exit;
 
     use super::*;
+
+    #[test]
+    fn a_folder_keeps_its_identity_unless_somebody_spoils_it() {
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let identity = StateFolder::at(one.path()).identity().unwrap();
+        assert_eq!(StateFolder::at(one.path()).identity().unwrap(), identity);
+        assert_ne!(StateFolder::at(other.path()).identity().unwrap(), identity);
+        for spoilt in ["", "\"\"", "\"../x\"", "7"] {
+            fs::write(one.path().join("identity.json"), spoilt).unwrap();
+            let next = StateFolder::at(one.path()).identity().unwrap();
+            assert_eq!(StateFolder::at(one.path()).identity().unwrap(), next, "{spoilt}");
+        }
+    }
 
     #[test]
     fn names_that_lead_elsewhere_are_no_shares() {

@@ -243,7 +243,7 @@ fn options(
     let binary = std::env::current_exe()?;
     let python = interpreter::find(arguments.python.as_deref(), |name| std::env::var_os(name), Some(&binary))?;
     // A pod is walls enough, and its image and template say whom it runs as.
-    let unnamed = if pod::is_here(|name| std::env::var(name).ok()) { "root" } else { "nobody" };
+    let unnamed = if pod::is_here(|name| std::env::var(name).ok()) { "0" } else { "nobody" };
     let default_user = default_user(arguments.default_user.as_deref().unwrap_or(unnamed))?;
     warn_of_python(&python.path, &default_user);
     let name = match (node, &arguments.name) {

@@ -46,7 +46,7 @@ fn write(path: &Path, content: &[u8]) -> std::io::Result<()> {
 }
 
 /// How the settings that somebody wants and those of a master that runs differ.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Difference {
     /// Wanted otherwise: `--host is 127.0.0.1, not 0.0.0.0`. What nobody said, nobody wants.
     pub(super) changed: Vec<String>,

@@ -152,7 +152,7 @@ impl<T: Object> Mirror<T> {
         lock(&self.copy).filter(Instant::now(), is_wanted)
     }
 
-    /// Keeps the copy for ever. `heard` is told of every object that has changed: it may be gone when somebody looks.
+    /// Keeps the copy for ever. `heard` is told of every object that changes, first: it may be gone when somebody looks.
     pub(crate) async fn keep(self, client: Client, selection: Selection, heard: impl Fn(&T)) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -194,9 +194,10 @@ impl<T: Object> Mirror<T> {
         let mut watch = client.watch::<T>(selection, &version).await?;
         lock(&self.copy).trouble = None;
         while let Some(event) = watch.next().await? {
-            let changed = if let WatchEvent::Put(object) = &event { Some(object.clone()) } else { None };
+            if let WatchEvent::Put(object) = &event {
+                heard(object);
+            }
             let goes_on = lock(&self.copy).happened(event);
-            changed.iter().for_each(heard);
             self.changed.send_replace(());
             if !goes_on {
                 break;

@@ -263,9 +263,10 @@ impl Pool {
         if !observed::is_being_ended(pod) || lock(&self.disrupted).contains_key(uid) {
             return;
         }
-        let pods = self.pods.filter(|other| owner(other) == uid);
+        let others = self.pods.filter(|other| owner(other) == uid && other.metadata.name != pod.metadata.name);
         let [job] = &self.jobs.filter(|job| job.metadata.uid == uid)[..] else { return };
-        if let Some(why) = observed::disrupted(job, &pods.iter().collect::<Vec<_>>()) {
+        let pods: Vec<&Pod> = others.iter().chain([pod]).collect();
+        if let Some(why) = observed::disrupted(job, &pods) {
             lock(&self.disrupted).insert(uid.to_owned(), why);
         }
     }
